@@ -1,0 +1,1 @@
+"""Start-up, scheduler, block allocator, prefix cache, the step loop and output routing."""

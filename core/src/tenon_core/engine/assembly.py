@@ -1,0 +1,299 @@
+"""Assembly: from a platform, a model's spec and its weights to an `Engine` that has not run yet.
+
+Everything is explicit: no discovery, no files. `start.py` finds the platform and the model; tests come in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tenon_platforms.attention import AttentionBackend
+from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.device import Device
+from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
+from tenon_platforms.execution import EngineLimits, Execution
+from tenon_platforms.model import ModelSpec
+from tenon_platforms.ops.table import OpTable
+from tenon_platforms.platform import Platform
+from tenon_platforms.shapes import ShapePolicy
+
+from tenon_core.config import EngineConfig
+from tenon_core.execution.executor import InlineExecutor
+from tenon_core.execution.memory import MemoryPlan, activation_bytes, plan_memory
+from tenon_core.execution.runner import Runner, RunnerLimits
+from tenon_core.hookspecs import BLOCK_ALLOCATORS, SCHEDULERS, load_registered
+from tenon_core.models.builder import ModelBuilder
+from tenon_core.models.family import WeightNames
+from tenon_core.models.model import Model
+from tenon_core.models.weights import WeightReader, WeightSource
+from tenon_core.sampling.validate import ModelFacts
+from tenon_core.state.rows import RowTable
+
+from .deltas import DeltaBuilder
+from .engine import Engine
+from .kv_memory import KVMemory
+from .outputs import OutputRouter
+from .prefix_cache import PrefixCache
+from .scheduler import SchedulerContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model to build: its spec, its tensors' names and where they come from."""
+
+    name: str
+    spec: ModelSpec
+    names: WeightNames
+    weights: WeightSource
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """An engine and what it was made of, for reports."""
+
+    engine: Engine
+    runner: Runner
+    model: Model
+    table: OpTable
+    policy: ShapePolicy
+    memory: MemoryPlan
+    capabilities: Capabilities
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sockets:
+    """A platform's sockets on one device."""
+
+    platform: Platform
+    device: Device
+    capabilities: Capabilities
+    execution: Execution
+
+    @classmethod
+    def open(cls, platform: Platform, index: int = 0) -> Sockets:
+        """Open the platform's device and take its sockets."""
+        device = platform.device(index)
+        device.open()
+        return cls(
+            platform=platform,
+            device=device,
+            capabilities=platform.capabilities(device),
+            execution=platform.execution(device),
+        )
+
+
+def assemble(
+    config: EngineConfig,
+    sockets: Sockets,
+    source: ModelSource,
+    *,
+    dtype: DType,
+    kv_dtype: DType,
+    max_model_len: int,
+    on_read: Callable[[str], None] = lambda name: None,
+) -> Assembled:
+    """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy."""
+    device, spec = sockets.device, source.spec
+    table = OpTable(
+        platform=sockets.platform.name,
+        strict=config.platform.strict_ops,
+        batch_invariant=config.platform.batch_invariant,
+    )
+    sockets.platform.register_ops(table, device)
+    reader = WeightReader(source=source.weights, to_device=_mover(device), on_read=on_read)
+    model = ModelBuilder(
+        spec=spec, names=source.names, table=table, device=device, reader=reader, dtype=dtype, kv_dtype=kv_dtype
+    ).build()
+    backends = [group.backend for group in model.groups]
+    block_size = _block_size(config, backends)
+    max_blocks = -(-(max_model_len + 1) // block_size)
+    max_rows = config.scheduler.max_num_seqs
+    policy = sockets.execution.shape_policy(
+        spec,
+        EngineLimits(
+            max_rows=max_rows,
+            max_model_len=max_model_len,
+            max_tokens=config.scheduler.max_num_batched_tokens,
+            max_blocks=max_blocks,
+            chunking=config.scheduler.enable_chunked_prefill,
+            enforce_eager=config.platform.enforce_eager,
+        ),
+        sockets.capabilities,
+    )
+    max_rows = min(max_rows, policy.limits.max_rows)
+    if policy.limits.max_tokens < max_rows:
+        raise ConfigError(
+            f"max_num_batched_tokens is {policy.limits.max_tokens}, less than max_num_seqs ({max_rows}):"
+            " every running sequence needs one token a step",
+            remedy="raise --max-num-batched-tokens or lower --max-num-seqs",
+        )
+    memory = _plan_memory(config, device, model, policy, dtype, block_size, max_rows * max_blocks)
+    _allocate_caches(model, memory.num_blocks, block_size)
+    depth = 1 if config.scheduler.overlap and device.is_async else 0
+    runner = Runner(
+        model=model,
+        table=table,
+        device=device,
+        execution=sockets.execution,
+        policy=policy,
+        limits=RunnerLimits(
+            max_rows=max_rows,
+            max_blocks=max_blocks,
+            block_size=block_size,
+            num_blocks=memory.num_blocks,
+            depth=depth,
+        ),
+    )
+    engine = _engine(config, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth)
+    return Assembled(
+        engine=engine,
+        runner=runner,
+        model=model,
+        table=table,
+        policy=policy,
+        memory=memory,
+        capabilities=sockets.capabilities,
+        block_size=block_size,
+    )
+
+
+def _engine(
+    config: EngineConfig,
+    sockets: Sockets,
+    source: ModelSource,
+    runner: Runner,
+    policy: ShapePolicy,
+    plan: MemoryPlan,
+    block_size: int,
+    max_blocks: int,
+    max_model_len: int,
+    depth: int,
+) -> Engine:
+    groups = runner.model.groups
+    max_rows = min(config.scheduler.max_num_seqs, policy.limits.max_rows)
+    table = RowTable(max_rows=max_rows, max_len=max_model_len, num_groups=len(groups), max_blocks=max_blocks)
+    allocator = load_registered(BLOCK_ALLOCATORS, config.cache.block_allocator)(num_blocks=plan.num_blocks)
+    cache = PrefixCache(
+        allocator=allocator,
+        block_size=block_size,
+        windows=tuple(group.window for group in groups),
+        enabled=config.cache.enable_prefix_caching,
+    )
+    memory = KVMemory(table=table, allocator=allocator, prefix_cache=cache, block_size=block_size)
+    context = SchedulerContext(table=table, memory=memory, limits=policy.limits)
+    scheduler = load_registered(SCHEDULERS, config.scheduler.scheduler)(context)
+    facts = ModelFacts(
+        model=source.name,
+        vocab_size=source.spec.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=source.eos_token_ids,
+        max_num_seqs=max_rows,
+        block_size=block_size,
+        num_blocks=plan.num_blocks,
+        max_resident_tokens=_longest_resident(memory, plan.num_blocks, max_model_len),
+        max_prompt_len=0 if policy.limits.chunking else policy.limits.max_tokens,
+        platform=sockets.platform.name,
+        refused_features=dict(sockets.capabilities.refused),
+    )
+    if config.model.max_model_len is not None and facts.max_resident_tokens < max_model_len:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the KV cache holds {facts.max_resident_tokens} tokens"
+            f" ({plan.num_blocks} blocks)",
+            remedy=f"pass --max-model-len {facts.max_resident_tokens}, or give the KV cache more memory"
+            " (--kv-cache-memory, --memory-utilization)",
+        )
+    return Engine(
+        facts=facts,
+        table=table,
+        memory=memory,
+        scheduler=scheduler,
+        executor=InlineExecutor(runner, sockets.device),
+        deltas=DeltaBuilder(table=table, memory=memory, eos_token_ids=source.eos_token_ids),
+        outputs=OutputRouter(table=table, memory=memory, scheduler=scheduler, eos_token_ids=source.eos_token_ids),
+        device=sockets.device,
+        depth=depth,
+        max_waiting=config.scheduler.max_waiting,
+    )
+
+
+def _block_size(config: EngineConfig, backends: list[AttentionBackend]) -> int:
+    layouts = [backend.layout for backend in backends]
+    wanted = config.cache.block_size or max(layout.preferred_block_size for layout in layouts)
+    for layout in layouts:
+        if wanted % layout.kernel_block_size:
+            raise ConfigError(
+                f"block_size is {wanted}, which is no multiple of {layout.kernel_block_size}, the block of KV layout"
+                f" {layout.id!r}",
+                remedy=f"pass --block-size {-(-wanted // layout.kernel_block_size) * layout.kernel_block_size}",
+            )
+    return wanted
+
+
+def _plan_memory(
+    config: EngineConfig,
+    device: Device,
+    model: Model,
+    policy: ShapePolicy,
+    dtype: DType,
+    block_size: int,
+    useful_rows: int,
+) -> MemoryPlan:
+    layouts = [group.backend.layout for group in model.groups]
+    per_layer = {layout.block_bytes(block_size) for layout in layouts}
+    if len(per_layer) > 1:
+        raise ConfigError(
+            f"this model's layer groups have KV blocks of different sizes ({sorted(per_layer)} bytes), which one pool"
+            " cannot hold yet"
+        )
+    layers = max((len(group.layers) for group in model.groups), default=0)
+    return plan_memory(
+        memory=device.memory(),
+        share=config.cache.memory_utilization or device.memory_share,
+        weights=model.weight_bytes,
+        activations=activation_bytes(model.spec, policy.limits, dtype.num_bytes),
+        block=max(per_layer.pop() * layers, 1),
+        wanted_blocks=useful_rows * len(model.groups) + 1,
+        num_blocks=config.cache.num_blocks,
+        kv_bytes=config.cache.kv_cache_memory,
+    )
+
+
+def _allocate_caches(model: Model, num_blocks: int, block_size: int) -> None:
+    """One pool for all groups: the i-th layer of every group uses cache i."""
+    layers = max((len(group.layers) for group in model.groups), default=0)
+    pool = model.groups[0].backend.allocate(num_blocks, block_size, layers) if layers else []
+    caches: list[Any] = [None] * len(model.spec.layers)
+    for group in model.groups:
+        for place, layer in enumerate(group.layers):
+            caches[layer] = pool[place]
+    model.caches = caches
+
+
+def _longest_resident(memory: KVMemory, num_blocks: int, max_model_len: int) -> int:
+    """The longest sequence whose blocks all fit in the pool at once, at most the context's length."""
+    low, high = 0, max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if memory.blocks_for(middle + 1) <= num_blocks - 1:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _mover(device: Device) -> Callable[[Any], Any]:
+    """Moves host tensors to the device; on the host itself they stay where they are (mapped, maybe)."""
+
+    def move(tensor: Any) -> Any:
+        if tensor.device == device.torch_device:
+            return tensor
+        target = device.empty(tuple(tensor.shape), tensor.dtype)
+        device.copy(target, tensor)
+        return target
+
+    return move

@@ -1,0 +1,243 @@
+"""The engine: one loop over schedule, launch and route, and the requests it holds.
+
+    step N    schedule -> launch ----------------------> (device runs N)
+    step N+1              schedule -> launch -> route N   (device runs N+1)
+
+With a device that queues work, `depth` steps are in flight: the host prepares the next one while the device runs, and
+a step's tokens are taken in one step late. A synchronous device has depth 0. The engine knows no protocol and no
+device; a step that fails ends only the request that makes it fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from tenon_platforms.device import Device, Fault
+from tenon_platforms.errors import CapacityError, DeviceError
+
+from tenon_core.execution.executor import Executor
+from tenon_core.sampling.validate import ModelFacts, validate_request
+from tenon_core.state.rows import RowTable
+
+from .deltas import DeltaBuilder
+from .kv_memory import KVMemory
+from .messages import EngineStats, Finished, FinishReason, GenerateRequest, StepUpdate, split_key
+from .outputs import Flight, OutputRouter
+from .prefix_cache import root_hash
+from .scheduler import Schedule, Scheduler
+from .sequence import Sequence, SequenceState
+
+LOG = logging.getLogger(__name__)
+STATS_EVERY = 16  # steps between two statistics in updates
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One model being served. Made by `engine.start.start_engine`; not thread-safe: one thread calls it."""
+
+    facts: ModelFacts
+    table: RowTable
+    memory: KVMemory
+    scheduler: Scheduler
+    executor: Executor
+    deltas: DeltaBuilder
+    outputs: OutputRouter
+    device: Device
+    depth: int
+    max_waiting: int
+    _flights: deque[Flight] = field(default_factory=deque)
+    _requests: dict[int, list[Sequence]] = field(default_factory=dict)
+    _ended: list[Finished] = field(default_factory=list)  # to be told with the next update
+    _num_arrived: int = 0
+    _num_prompt_tokens: int = 0
+    _compiles_at_ready: int = 0
+    _is_shut: bool = False
+
+    # requests
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""
+        prompt = request.prompt_token_ids
+        limit = validate_request(prompt.tolist(), request.params, self.facts)
+        if request.id in self._requests:
+            raise CapacityError(f"request id {request.id} is already in use")
+        if self.scheduler.num_waiting >= self.max_waiting:
+            raise CapacityError(
+                f"{self.scheduler.num_waiting} requests are waiting, the most that --max-waiting allows",
+                remedy="try again later",
+            )
+        root = root_hash(request.cache_salt, request.adapter)
+        samples = [
+            Sequence(
+                request=request,
+                sample=index,
+                order=self._num_arrived + index,
+                limit=limit,
+                tokens=prompt,
+                num_prompt=len(prompt),
+                root=root,
+                state=SequenceState.UNBORN if index else SequenceState.WAITING,
+            )
+            for index in range(request.params.n)
+        ]
+        samples[0].siblings = samples[1:]
+        self._num_arrived += len(samples)
+        self._num_prompt_tokens += len(prompt)
+        self._requests[request.id] = samples
+        self.scheduler.add(samples[0])
+
+    def abort(self, ids: Iterable[int] = (), keys: Iterable[int] = ()) -> None:
+        """End requests, or single samples by key, now. Unknown ones are ignored: they may just have ended."""
+        for request_id in ids:
+            for sequence in list(self._requests.get(request_id, ())):
+                self._finish(sequence, FinishReason.ABORT)
+        for key in keys:
+            request_id, sample = split_key(key)
+            samples = list(self._requests.get(request_id, ()))
+            for sequence in samples:
+                if sequence.sample == sample:
+                    self._finish(sequence, FinishReason.ABORT)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        self.memory.allocator.forget_all()
+
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._requests or self._flights or self._ended)
+
+    # the loop
+
+    def step(self) -> StepUpdate | None:
+        """One iteration: schedule and launch the next step, then take in the oldest one that is due."""
+        schedule = self.scheduler.schedule()
+        if schedule is not None:
+            self._launch(schedule)
+        if self._flights and (schedule is None or len(self._flights) > self.depth):
+            return self._told(self._land(self._flights.popleft()))
+        return self._told(None)
+
+    def _launch(self, schedule: Schedule) -> None:
+        delta = self.deltas.build(schedule, self.scheduler.take_released())
+        sampled = delta.rows if delta.sample_rows is None else delta.sample_rows
+        flight = Flight(
+            delta=delta,
+            schedule=schedule,
+            handle=self.executor.launch(delta),
+            sampled=sampled,
+            keys=self.table.keys[sampled],
+        )
+        self._flights.append(flight)
+
+    def _land(self, flight: Flight) -> StepUpdate | None:
+        try:
+            result = flight.handle.result()
+        except Exception as error:  # noqa: BLE001 - classified by the device; re-raised unless a request's fault
+            return self._recover(flight, error)
+        update = self.outputs.route(flight, result)
+        for chunk in flight.schedule.chunks:
+            if chunk.sequence.is_suspect:
+                self.scheduler.clear_suspect(chunk.sequence)
+        for finished in update.finished:
+            self._forget(finished.key)
+        return update
+
+    def _told(self, update: StepUpdate | None) -> StepUpdate | None:
+        """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
+        ended, self._ended = tuple(self._ended), []
+        if update is None:
+            if not ended:
+                return None
+            update = StepUpdate(step=self.deltas.step, keys=b"", tokens=b"")
+        wants_stats = update.step % STATS_EVERY == 0 or not self._requests
+        if not ended and not wants_stats:
+            return update
+        return StepUpdate(
+            step=update.step,
+            keys=update.keys,
+            tokens=update.tokens,
+            logprobs=update.logprobs,
+            finished=update.finished + ended,
+            prompts=update.prompts,
+            stats=self.stats() if wants_stats else None,
+        )
+
+    # ends and failures
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+        self._ended.append(Finished(key=sequence.key, reason=reason, message=message))
+        if sequence.state is SequenceState.UNBORN:
+            self.scheduler.end(sequence)
+        else:
+            self.outputs.end(sequence)
+        self._forget(sequence.key)
+
+    def _forget(self, key: int) -> None:
+        request_id, sample = split_key(key)
+        samples = [one for one in self._requests[request_id] if one.sample != sample]
+        if samples:
+            self._requests[request_id] = samples
+        else:
+            del self._requests[request_id]
+
+    def _recover(self, flight: Flight, error: Exception) -> StepUpdate | None:
+        """A step failed. Its sequences are computed again one at a time; the one that fails alone is ended."""
+        fault = self.device.classify_fault(error)
+        LOG.error("step %d failed (%s)", flight.delta.step, fault.value, exc_info=error)
+        if fault is Fault.LOST:
+            raise DeviceError(f"the device failed: {error}", remedy="restart the server") from error
+        landed = [flight, *self._flights]  # later steps built on this one
+        self._flights.clear()
+        for later in landed[1:]:
+            later.handle.discard()
+        sequences = {id(one): one for each in landed for one in self.outputs.land_failed(each)}
+        alone = len(sequences) == 1
+        for sequence in sequences.values():
+            if alone and (sequence.is_suspect or fault is Fault.REQUEST):
+                self._finish(sequence, FinishReason.ERROR, f"the step failed: {type(error).__name__}: {error}")
+            else:
+                self.scheduler.suspect(sequence)
+        return None
+
+    # the operator's view
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges as of now."""
+        allocator, cache = self.memory.allocator, self.memory.prefix_cache
+        return EngineStats(
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_blocks=allocator.num_blocks - 1,
+            num_free_blocks=allocator.num_free,
+            num_steps=self.deltas.step,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self.outputs.num_generated,
+            num_prefix_queries=cache.num_queries,
+            num_prefix_hits=cache.num_hits,
+            num_compiles_after_ready=self.executor.num_compiles - self._compiles_at_ready,
+        )
+
+    def mark_ready(self) -> None:
+        """From now on compilations count as late."""
+        self._compiles_at_ready = self.executor.num_compiles
+
+    def check_integrity(self) -> None:
+        """Rows and blocks add up; call it when idle and after every test."""
+        if not self.has_work():
+            self.scheduler.schedule()  # lets the last rows land
+            assert self.memory.allocator.num_free == self.memory.allocator.num_blocks - 1, "KV blocks leaked"
+            assert self.table.num_free == self.table.max_rows, "rows leaked"
+        self.table.check_integrity()
+        self.memory.check_integrity()
+
+    def shutdown(self) -> None:
+        """Give the device back. May be called twice."""
+        if not self._is_shut:
+            self._is_shut = True
+            self._flights.clear()
+            self.executor.shutdown()

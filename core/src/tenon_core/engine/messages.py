@@ -1,0 +1,157 @@
+"""The messages between an engine and its clients: typed msgpack, the same in one process and across ZMQ.
+
+One `StepUpdate` a step carries all requests' tokens as packed arrays; nothing in it grows a Python object a token.
+A *key* names one sequence: request id << 16 | sample index (`n` of a request gives samples 0..n-1).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.validate import ModelFacts
+
+SAMPLE_BITS = 16
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended. `STOP`: an end or stop token, or a stop string; `LENGTH`: token limit reached."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    @property
+    def text(self) -> str:
+        """The name clients see in `finish_reason`."""
+        return self.name.lower()
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """The one request type. `id` is made by the server; `prompt` is little-endian int32 token ids.
+
+    `params.seed` and `params.max_tokens` are filled in by the client (never None here). `cache_salt` separates
+    tenants in the prefix cache. A lower `priority` runs earlier.
+    """
+
+    id: int
+    prompt: bytes
+    params: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
+    adapter: str = ""
+
+    @property
+    def prompt_token_ids(self) -> npt.NDArray[np.int32]:
+        """The prompt as int32, zero-copy."""
+        return np.frombuffer(self.prompt, dtype="<i4")
+
+
+class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End these requests now; unknown ids are ignored. Their blocks are free at the next step."""
+
+    ids: tuple[int, ...]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag="reset_prefix_cache"):
+    """Forget every cached prefix that no running request holds."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Stop the engine. With `drain`, running requests finish first."""
+
+    drain: bool = False
+
+
+ClientMessage = GenerateRequest | AbortRequest | ResetPrefixCache | Shutdown
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the chosen token's, its rank (1 = best), and the best k, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """The end of one sequence. `stop_token` is the id that ended it, or -1. `message` explains an error."""
+
+    key: int
+    reason: int
+    stop_token: int = -1
+    message: str = ""
+
+
+class PromptInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Sent once when a request's prompt was computed: cached tokens, and prompt log-probabilities if asked for."""
+
+    key: int
+    num_cached_tokens: int
+    logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot for metrics and the operator's view; sent with a step now and then."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_steps: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_compiles_after_ready: int
+
+
+class StepUpdate(msgspec.Struct, frozen=True, tag="step"):
+    """What one step produced. `keys` is int64 and `tokens` int32, one entry a new token, in order of generation.
+
+    A finished sequence's last token (also the stop token that ended it) is among the tokens of this or an earlier
+    update; `finished` comes with or after them.
+    """
+
+    step: int
+    keys: bytes
+    tokens: bytes
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # (index into tokens, its log-probabilities)
+    finished: tuple[Finished, ...] = ()
+    prompts: tuple[PromptInfo, ...] = ()
+    stats: EngineStats | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine answered a real request and takes more."""
+
+    facts: ModelFacts
+    start_seconds: dict[str, float] = {}  # phase -> seconds
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine could not start, or died. `kind` is the error's class name; the message carries the remedy."""
+
+    kind: str
+    message: str
+
+
+EngineMessage = StepUpdate | Ready | Failed
+
+
+def sequence_key(request_id: int, sample_index: int) -> int:
+    """The key of one sequence."""
+    return request_id << SAMPLE_BITS | sample_index
+
+
+def split_key(key: int) -> tuple[int, int]:
+    """(request id, sample index) of a key."""
+    return key >> SAMPLE_BITS, key & ((1 << SAMPLE_BITS) - 1)

@@ -1,0 +1,183 @@
+"""Output routing: from a step's result to the row table, the ends of sequences, and one update for all clients.
+
+The common case is a few numpy calls over the batch; Python runs only for sequences that end, fill a block, or asked
+for log-probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tenon_core.execution.delta import StepDelta
+from tenon_core.execution.runner import HostLogprobs, LaunchedStep, StepResult
+from tenon_core.state.rows import RowTable
+
+from .deltas import prompt_targets
+from .kv_memory import KVMemory
+from .messages import Finished, FinishReason, PromptInfo, StepUpdate, TokenLogprobs
+from .scheduler import Schedule, Scheduler
+from .sequence import Sequence, SequenceState
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """A launched step: what was asked, who was in it, and the handle of its result."""
+
+    delta: StepDelta
+    schedule: Schedule
+    handle: LaunchedStep
+    sampled: Int32  # row of each sampled logit
+    keys: npt.NDArray[np.int64]  # sequence key of each of them at launch
+
+    @property
+    def rows(self) -> Int32:
+        """Every row whose `in_flight` was raised: those scheduled, and samples born in this step."""
+        born = [one.row for one in self.schedule.born]
+        return np.concatenate((self.delta.rows, np.array(born, dtype=np.int32))) if born else self.delta.rows
+
+
+@dataclass(slots=True, kw_only=True)
+class OutputRouter:
+    """Routes results. eos_token_ids end every sequence that does not ignore them."""
+
+    table: RowTable
+    memory: KVMemory
+    scheduler: Scheduler
+    eos_token_ids: tuple[int, ...]
+    num_generated: int = 0
+
+    def route(self, flight: Flight, result: StepResult) -> StepUpdate:
+        """Take one landed step in; the update for clients."""
+        table, rows = self.table, flight.rows
+        table.in_flight[rows] -= 1
+        sampled, keys, tokens = flight.sampled, flight.keys, result.tokens[: len(flight.sampled), 0]
+        index: Int32 | None = None  # of each live token among the sampled ones; None: all are
+        alive = (table.keys[sampled] == keys) & (table.num_known[sampled] < table.num_tokens[sampled])
+        alive &= ~self._left(sampled)
+        if not alive.all():
+            index = np.flatnonzero(alive).astype(np.int32)
+            sampled, keys, tokens = sampled[index], keys[index], tokens[index]
+        table.tokens[sampled, table.num_known[sampled]] = tokens
+        table.num_known[sampled] += 1
+        self.num_generated += len(tokens)
+        if self.memory.prefix_cache.enabled:
+            self._publish(flight.delta)
+        logprobs = prompts = ()
+        if result.logprobs is not None or flight.schedule.chunks:
+            prompts = self._prompts(flight, result.logprobs)
+        if result.logprobs is not None:
+            logprobs = self._logprobs(sampled, tokens, index, result.logprobs)
+        return StepUpdate(
+            step=flight.delta.step,
+            keys=keys.tobytes(),
+            tokens=tokens.tobytes(),
+            logprobs=logprobs,
+            finished=self._ends(sampled, tokens),
+            prompts=prompts,
+        )
+
+    def land_failed(self, flight: Flight) -> list[Sequence]:
+        """Take back a step that failed; returns the sequences that were in it and still run."""
+        rows = flight.rows
+        self.table.in_flight[rows] -= 1
+        owners = (self.table.owners[row] for row in rows.tolist())
+        return [one for one in owners if one is not None and one.is_running]
+
+    def _left(self, rows: Int32) -> npt.NDArray[np.bool_]:
+        """Rows whose sequence has ended while the step was in flight. A preempted one still takes its token."""
+        return self.table.limit[rows] == 0
+
+    def _ends(self, rows: Int32, tokens: Int32) -> tuple[Finished, ...]:
+        table = self.table
+        ends = table.num_known[rows] >= table.limit[rows]
+        if self.eos_token_ids:
+            at_eos = tokens == self.eos_token_ids[0]
+            for other in self.eos_token_ids[1:]:
+                at_eos |= tokens == other
+            ends |= at_eos & table.stops_at_eos[rows]
+        ends |= table.has_stop_ids[rows]  # candidates: looked at one by one
+        if not ends.any():
+            return ()
+        finished = []
+        for place in np.flatnonzero(ends).tolist():
+            sequence, token = table.owners[rows[place]], int(tokens[place])
+            if (end := self._end_of(sequence, token)) is not None:
+                finished.append(end)
+                self.end(sequence)
+        return tuple(finished)
+
+    def _end_of(self, sequence: Sequence, token: int) -> Finished | None:
+        params, row = sequence.params, sequence.row
+        is_stop = token in params.stop_token_ids or (not params.ignore_eos and token in self.eos_token_ids)
+        if is_stop and self.table.num_known[row] - sequence.num_prompt >= params.min_tokens:
+            return Finished(key=sequence.key, reason=FinishReason.STOP, stop_token=token)
+        if self.table.num_known[row] >= self.table.limit[row]:
+            return Finished(key=sequence.key, reason=FinishReason.LENGTH)
+        return None
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence has ended: its later tokens, if any are in flight, count no more."""
+        if sequence.state in (SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN) or (
+            sequence.state is SequenceState.PREEMPTED
+        ):
+            self.table.limit[sequence.row] = 0
+        self.scheduler.end(sequence)
+
+    def _publish(self, delta: StepDelta) -> None:
+        table = self.table
+        done = delta.starts + delta.num_tokens
+        filled = done // self.memory.block_size
+        crossed = filled > (delta.starts // self.memory.block_size)
+        for place in np.flatnonzero(crossed).tolist():
+            sequence = table.owners[delta.rows[place]]
+            if sequence is not None and sequence.is_running and filled[place] > sequence.num_published:
+                self.memory.publish(sequence, int(done[place]))
+
+    def _prompts(self, flight: Flight, logprobs: HostLogprobs | None) -> tuple[PromptInfo, ...]:
+        infos = []
+        place = len(flight.sampled)
+        for chunk in flight.schedule.chunks:
+            sequence, wanted = chunk.sequence, prompt_targets(chunk)
+            if wanted and logprobs is not None:
+                count = sequence.params.prompt_logprobs or 0
+                for step in range(wanted):
+                    target = int(flight.delta.prompt_targets[place - len(flight.sampled), 1])
+                    sequence.prompt_logprobs.append(token_logprobs(logprobs, place, target, count))
+                    place += 1
+            if chunk.is_last and not sequence.is_announced:
+                sequence.is_announced = True
+                asked = sequence.params.prompt_logprobs is not None
+                infos.append(
+                    PromptInfo(
+                        key=sequence.key,
+                        num_cached_tokens=max(sequence.num_cached, 0),
+                        logprobs=(None, *sequence.prompt_logprobs) if asked else None,
+                    )
+                )
+        return tuple(infos)
+
+    def _logprobs(
+        self, rows: Int32, tokens: Int32, index: Int32 | None, logprobs: HostLogprobs
+    ) -> tuple[tuple[int, TokenLogprobs], ...]:
+        found = []
+        for place in np.flatnonzero(self.table.wants_logprobs[rows]).tolist():
+            count = self.table.owners[rows[place]].params.logprobs or 0
+            source = place if index is None else int(index[place])
+            found.append((place, token_logprobs(logprobs, source, int(tokens[place]), count)))
+        return tuple(found)
+
+
+def token_logprobs(logprobs: HostLogprobs, place: int, token: int, count: int) -> TokenLogprobs:
+    """One position's log-probabilities as the client gets them."""
+    return TokenLogprobs(
+        token_id=token,
+        logprob=float(logprobs.chosen[place]),
+        rank=int(logprobs.rank[place]),
+        top_ids=tuple(logprobs.top_ids[place, :count].tolist()),
+        top_logprobs=tuple(logprobs.top[place, :count].tolist()),
+    )

@@ -1,0 +1,81 @@
+"""A sequence: one sample of one request, from submission to its end.
+
+While it runs, its numbers are a row of the row table; this object holds what is touched only when something changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from tenon_core.sampling.params import SamplingParams
+
+from .messages import GenerateRequest, TokenLogprobs, sequence_key
+
+Int32 = npt.NDArray[np.int32]
+NO_ROW = -1
+
+
+class SequenceState(Enum):
+    """WAITING: in the queue. UNBORN: a sample that starts when its first sibling's prompt is computed. PREFILLING,
+    DECODING: has a row. LAST_TOKEN: nothing more to schedule, its last token is in flight. PREEMPTED: goes back to the
+    queue once its steps in flight have landed. ENDED: its row is freed once they have.
+    """
+
+    WAITING = "waiting"
+    UNBORN = "unborn"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    LAST_TOKEN = "last token"  # noqa: S105 - a state, not a secret
+    PREEMPTED = "preempted"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One sample. tokens: prompt and known output while it has no row (a row's are in the table)."""
+
+    # filled at submission
+    request: GenerateRequest
+    sample: int
+    order: int  # position in the order of arrival
+    limit: int  # length at which it ends
+    tokens: Int32
+    num_prompt: int
+    root: bytes  # hash that its prefix starts from
+    siblings: list[Sequence] = field(default_factory=list)  # UNBORN samples of the first one
+
+    # filled by the scheduler
+    state: SequenceState = SequenceState.WAITING
+    row: int = NO_ROW
+    hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known
+    num_published: int = 0  # full blocks the prefix cache knows of
+    num_cached: int = -1  # prompt tokens found in the prefix cache, -1: not looked up yet
+    is_suspect: bool = False  # was in a step that failed: runs alone until one succeeds
+    is_announced: bool = False  # its PromptInfo went out
+
+    # filled by output routing
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def key(self) -> int:
+        """The key clients know it by."""
+        return sequence_key(self.request.id, self.sample)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's sampling parameters."""
+        return self.request.params
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds a row and has not ended."""
+        return self.state in (SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whom to serve first: lower priority numbers, then earlier arrivals."""
+        return (self.request.priority, self.order)

@@ -1,0 +1,53 @@
+"""The executor: where steps run. Inline here, in this process; processes and clusters come as further executors.
+
+It owns the runner and says what the engine may count on: launching, compiles counted, shutting down.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tenon_platforms.device import Device
+
+from .delta import StepDelta
+from .runner import FailedStep, LaunchedStep, Runner
+
+
+class Executor(Protocol):
+    """Runs step deltas."""
+
+    @property
+    def num_compiles(self) -> int:
+        """Compilations so far."""
+        ...
+
+    def launch(self, delta: StepDelta) -> LaunchedStep:
+        """Queue one step. Never raises: a step that cannot be queued fails in its `result`."""
+        ...
+
+    def shutdown(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class InlineExecutor:
+    """One runner in this process."""
+
+    def __init__(self, runner: Runner, device: Device) -> None:
+        self.runner = runner
+        self._device = device
+
+    @property
+    def num_compiles(self) -> int:
+        return self.runner.num_compiles
+
+    def launch(self, delta: StepDelta) -> LaunchedStep:
+        try:
+            return self.runner.launch(delta)
+        except Exception as error:  # noqa: BLE001 - raised by `result`, where a step's failures are dealt with
+            return FailedStep(error)
+
+    def shutdown(self) -> None:
+        self._device.synchronize()
+        self.runner.release()
+        self._device.close()

@@ -1,0 +1,122 @@
+"""The rows' memory on the device, as the runner keeps it: parameters, block tables, counts and logit edits.
+
+Counts and edits are wide (one vocabulary a slot), so only rows that use them have a slot; slots are reused. Where
+shapes must not change, `fixed_slots` makes all of them at the start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, RowState
+from tenon_platforms.device import Device
+from tenon_platforms.ops.kernel import Kernel
+
+from .delta import Int32, RowStart, StepDelta
+
+NEGATIVE_INFINITY = float("-inf")
+
+
+class RowMemory:
+    """Applies the row changes of deltas to a `RowState`."""
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        writes: Kernel,
+        max_rows: int,
+        num_groups: int,
+        max_blocks: int,
+        vocab_size: int,
+        fixed_slots: bool,
+        pad_writes: bool,
+    ) -> None:
+        self._device = device
+        self._writes = writes
+        self._vocab_size = vocab_size
+        self._pad_writes = pad_writes
+        slots = max_rows + 1 if fixed_slots else 1
+        self.state = RowState(
+            last_tokens=device.zeros((max_rows + 1,), torch.int32),
+            params=device.zeros((max_rows + 1, NUM_ROW_COLUMNS), torch.int32),
+            block_tables=tuple(device.zeros((max_rows + 1, max_blocks), torch.int32) for _ in range(num_groups)),
+            counts=device.zeros((slots, 2, vocab_size), torch.int32),
+            edits=device.zeros((slots, 2, vocab_size), torch.float32),
+        )
+        self._count_slots: dict[int, int] = {}
+        self._edit_slots: dict[int, int] = {}
+
+    def apply(self, delta: StepDelta) -> None:
+        """Release, start and write what the delta says. Nothing is done for rows that did not change."""
+        for row in delta.released:
+            self._count_slots.pop(row, None)
+            self._edit_slots.pop(row, None)
+        if delta.started or len(delta.block_writes):
+            rows = np.array([start.row for start in delta.started], dtype=np.int32)
+            params = np.zeros((len(rows), NUM_ROW_COLUMNS), dtype=np.int32)
+            for line, start in zip(params, delta.started, strict=True):
+                line[:] = np.frombuffer(start.params, dtype="<i4")
+                line[RowColumn.COUNT_SLOT] = self._start_counts(start)
+                line[RowColumn.EDIT_SLOT] = self._start_edits(start)
+            self._write(delta.block_writes, rows, params)
+
+    def _write(self, blocks: Int32, rows: Int32, params: Int32) -> None:
+        if self._pad_writes:  # repeat the last write, so that a compiling device sees few sizes
+            blocks, rows, params = _pad(blocks), _pad(rows), _pad(params)
+        sizes = (blocks.size, rows.size, params.size)
+        packed = self._device.host_buffer((sum(sizes),), torch.int32)
+        packed.numpy()[:] = np.concatenate((blocks.ravel(), rows, params.ravel()))
+        target = self._device.empty((sum(sizes),), torch.int32)
+        self._device.copy(target, packed)
+        on_device = target.split(sizes)
+        self._writes.run(self.state, on_device[0].view(-1, 4), on_device[1], on_device[2].view(-1, NUM_ROW_COLUMNS))
+
+    def _start_counts(self, start: RowStart) -> int:
+        if start.counted is None:
+            return 0
+        slot = self._take(self._count_slots, start.row, "counts")
+        lines = np.zeros((2, self._vocab_size), dtype=np.int32)
+        prompt, output = (np.frombuffer(data, dtype="<i4") for data in start.counted)
+        lines[0][prompt] = 1
+        np.add.at(lines[1], output, 1)
+        self._put(self.state.counts[slot], torch.from_numpy(lines))
+        return slot
+
+    def _start_edits(self, start: RowStart) -> int:
+        if not start.has_edits:
+            return 0
+        slot = self._take(self._edit_slots, start.row, "edits")
+        lines = np.zeros((2, self._vocab_size), dtype=np.float32)
+        if start.allowed is not None:
+            lines[0] = NEGATIVE_INFINITY
+            lines[0][list(start.allowed)] = 0.0
+        for token, bias in start.bias.items():
+            lines[0][token] += bias
+        lines[1][list(start.banned)] = NEGATIVE_INFINITY
+        self._put(self.state.edits[slot], torch.from_numpy(lines))
+        return slot
+
+    def _put(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        staged = self._device.host_buffer(tuple(source.shape), source.dtype)
+        staged.copy_(source)
+        self._device.copy(target, staged)
+
+    def _take(self, owners: dict[int, int], row: int, table: str) -> int:
+        taken = set(owners.values())
+        slot = next(index for index in range(1, len(taken) + 2) if index not in taken)
+        owners[row] = slot
+        current = getattr(self.state, table)
+        if slot >= len(current):
+            grown = self._device.zeros((2 * slot, *current.shape[1:]), current.dtype)
+            self._device.copy(grown[: len(current)], current)
+            setattr(self.state, table, grown)
+        return slot
+
+
+def _pad(lines: Int32) -> Int32:
+    count = len(lines)
+    if count == 0:
+        return lines
+    padded = 1 << (count - 1).bit_length()
+    return np.concatenate((lines, np.repeat(lines[-1:], padded - count, axis=0)))

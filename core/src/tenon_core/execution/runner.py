@@ -1,0 +1,346 @@
+"""The runner: takes step deltas, keeps the rows' memory, and launches one executable a step.
+
+It knows shapes, buffers and kernels; it does not know requests, schedules or processes. `launch` returns at once where
+the device queues work; `StepHandle.result` waits. A step is *forward* and *sample*, or both fused as *step* where no
+row needs the host between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
+from tenon_platforms.device import Device, Event
+from tenon_platforms.execution import Executable, Execution
+from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
+from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
+from tenon_platforms.ops.table import OpTable
+from tenon_platforms.shapes import ShapeKey, ShapePolicy
+from torch import Tensor
+
+from tenon_core.models.model import Model, StepContext
+
+from .delta import Int32, StepDelta
+from .packing import StepPacker
+from .row_memory import RowMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """Sizes fixed at start-up. depth: steps that may be in flight."""
+
+    max_rows: int
+    max_blocks: int
+    block_size: int
+    num_blocks: int
+    depth: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCall:
+    """What an executable is called with: the step's inputs, each group's batch and plan, and the grammar's mask."""
+
+    inputs: StepInputs
+    plans: list[Any]
+    grammar_mask: Tensor | None = None
+    hidden: Tensor | None = None
+
+    @property
+    def key(self) -> ShapeKey:
+        """The lattice key of the inputs."""
+        return self.inputs.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLogprobs:
+    """`Logprobs` on the host."""
+
+    chosen: np.ndarray
+    rank: np.ndarray
+    top_ids: np.ndarray
+    top: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """tokens: int32 [logits, up to 1 + draft length]; num_accepted: int32 [logits]; valid logits only, delta order."""
+
+    tokens: Int32
+    num_accepted: Int32
+    logprobs: HostLogprobs | None = None
+
+
+class LaunchedStep(Protocol):
+    """A step on its way, wherever it runs. `result` waits and raises what the step raised."""
+
+    def result(self) -> StepResult:
+        """Tokens and log-probabilities on the host."""
+        ...
+
+    def discard(self) -> None:
+        """Wait without wanting the result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that could not even be launched."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
+
+    def discard(self) -> None:
+        """Nothing is running."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepHandle:
+    """A step queued on this process's device."""
+
+    num_logits: int
+    event: Event
+    buffers: list[Tensor]
+
+    def discard(self) -> None:
+        """Wait without wanting the result; a failure is none of the caller's business any more."""
+        try:
+            self.event.wait()
+        except Exception:  # noqa: BLE001 - the step is thrown away because an earlier one failed
+            return
+
+    def result(self) -> StepResult:
+        """Tokens and log-probabilities on the host."""
+        self.event.wait()
+        count = self.num_logits
+        arrays = [buffer.numpy()[:count] for buffer in self.buffers]
+        return StepResult(
+            tokens=arrays[0],
+            num_accepted=arrays[1],
+            logprobs=None
+            if len(arrays) == 2
+            else HostLogprobs(chosen=arrays[2], rank=arrays[3], top_ids=arrays[4], top=arrays[5]),
+        )
+
+
+class Runner:
+    """Runs steps of one model on one device."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        table: OpTable,
+        device: Device,
+        execution: Execution,
+        policy: ShapePolicy,
+        limits: RunnerLimits,
+    ) -> None:
+        vocab = model.spec.vocab_size
+        strict = getattr(policy, "strict", False)
+        max_logits = max(policy.limits.max_tokens, limits.max_rows)
+        sizes = [key for key in policy.eager_keys()]
+        self.model = model
+        self.policy = policy
+        self._device = device
+        self._limits = limits
+        self._sampler = table.choose(SamplerSpec(vocab_size=vocab))
+        self._logprobs = table.choose(TokenLogprobsSpec(vocab_size=vocab))
+        self._prepare = table.choose(PrepareInputsSpec(block_sizes=(limits.block_size,) * len(model.groups)))
+        self._rows = RowMemory(
+            device=device,
+            writes=table.choose(RowWritesSpec(num_groups=len(model.groups))),
+            max_rows=limits.max_rows,
+            num_groups=len(model.groups),
+            max_blocks=limits.max_blocks,
+            vocab_size=vocab,
+            fixed_slots=strict,
+            pad_writes=strict,
+        )
+        self._packer = StepPacker(
+            device=device,
+            max_tokens=max([policy.limits.max_tokens, *(key.tokens for key in sizes)]),
+            max_rows=max([limits.max_rows, *(key.rows for key in sizes)]),
+            max_logits=max([max_logits, *(key.logits for key in sizes)]),
+            axes=model.spec.position_axes,
+            dummy_row=limits.max_rows,
+            depth=limits.depth + 2,
+        )
+        self._plans: dict[ShapeKey, list[Any]] = {}
+        self._results: list[dict[Any, list[Tensor]]] = [{} for _ in range(limits.depth + 2)]
+        self._turn = 0
+        self.step = execution.executable(self._step, name="step")
+        self.forward = execution.executable(self._forward, name="forward")
+        self.sample = execution.executable(self._sample, name="sample")
+
+    # the hot path
+
+    def launch(self, delta: StepDelta) -> StepHandle:
+        """Queue one step and the copy of its results."""
+        self._rows.apply(delta)
+        if len(delta.block_copies):
+            self._copy_blocks(delta.block_copies)
+        host = _host_batch(delta)
+        key = self.policy.key(_need(delta, host))
+        inputs = self._packer.pack(delta, key, host)
+        call = StepCall(inputs=inputs, plans=self._plan(key, inputs))
+        outputs: StepOutputs = self.step.run(key, call)
+        return self._collect(outputs, host.num_logits)
+
+    def prepare(self, key: ShapeKey) -> None:
+        """Compile or capture the executables of a key, and run them once on dummy rows."""
+        delta = _dummy_delta(key, self._limits.max_rows)
+        inputs = self._packer.pack(delta, key, _host_batch(delta))
+        self.step.prepare(key, StepCall(inputs=inputs, plans=self._plan(key, inputs)))
+        self._device.synchronize()
+
+    def release(self) -> None:
+        """Give back executables; the model and its caches go with the runner."""
+        for executable in self.executables:
+            executable.release()
+
+    @property
+    def executables(self) -> tuple[Executable, ...]:
+        """All of them, for counting compiles."""
+        return (self.step, self.forward, self.sample)
+
+    @property
+    def num_compiles(self) -> int:
+        """Compilations so far, of all executables."""
+        return sum(executable.num_compiles for executable in self.executables)
+
+    def _plan(self, key: ShapeKey, inputs: StepInputs) -> list[Any]:
+        batches = [
+            AttentionBatch(
+                block_table=block_table,
+                block_size=self._limits.block_size,
+                rows=inputs.rows,
+                query_starts=inputs.query_starts,
+                seq_lens=inputs.seq_lens,
+                token_rows=inputs.token_rows,
+                positions=inputs.positions,
+                num_valid=inputs.num_valid,
+                key=key,
+                host=inputs.host,
+            )
+            for block_table in self._rows.state.block_tables
+        ]
+        backends = [group.backend for group in self.model.groups]
+        known = self._plans.get(key) if key.static else None
+        if known is None:
+            plans = [backend.plan(batch) for backend, batch in zip(backends, batches, strict=True)]
+        else:
+            plans = [
+                backend.update(plan, batch) for backend, plan, batch in zip(backends, known, batches, strict=True)
+            ]
+        if key.static:
+            self._plans[key] = plans
+        return plans
+
+    def _collect(self, outputs: StepOutputs, num_logits: int) -> StepHandle:
+        tensors = [outputs.tokens, outputs.num_accepted]
+        if outputs.logprobs is not None:
+            found = outputs.logprobs
+            tensors += [found.chosen, found.rank, found.top_ids, found.top]
+        self._turn = (self._turn + 1) % len(self._results)
+        sizes = (outputs.tokens.shape, None if outputs.logprobs is None else outputs.logprobs.top.shape)
+        kept = self._results[self._turn]
+        buffers = kept.get(sizes)
+        if buffers is None:
+            if len(kept) > 64:
+                kept.clear()
+            buffers = kept[sizes] = [self._device.host_buffer(tuple(t.shape), t.dtype) for t in tensors]
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            self._device.copy(buffer, tensor)
+        return StepHandle(num_logits=num_logits, event=self._device.event(), buffers=buffers)
+
+    def _copy_blocks(self, pairs: Int32) -> None:
+        staged = self._device.host_buffer(pairs.shape, torch.int32)
+        staged.numpy()[:] = pairs
+        target = self._device.empty(pairs.shape, torch.int32)
+        self._device.copy(target, staged)
+        self.model.groups[0].backend.copy_blocks(self._pool(), target[:, 0], target[:, 1])
+
+    def _pool(self) -> list[Any]:
+        """Every distinct cache once: layers of different groups share them."""
+        return list({id(cache): cache for cache in self.model.caches}.values())
+
+    # what the executables run
+
+    def _forward(self, call: StepCall) -> Tensor:
+        inputs = call.inputs
+        token_ids, slots = self._prepare.run(inputs, self._rows.state)
+        context = StepContext(positions=inputs.positions, slots=slots, plans=call.plans, caches=self.model.caches)
+        hidden = self.model.forward(token_ids, context)
+        return self.model.logits(hidden.index_select(0, inputs.logit_index))
+
+    def _sample(self, call: StepCall, logits: Tensor | None = None) -> StepOutputs:
+        inputs, state, mode = call.inputs, self._rows.state, call.inputs.key.mode
+        logits = call.hidden if logits is None else logits
+        assert logits is not None
+        batch = SamplingBatch(
+            mode=mode,
+            positions=inputs.positions[0].index_select(0, inputs.logit_index) + 1,
+            params=state.params.index_select(0, inputs.logit_rows),
+            counts=state.counts,
+            edits=state.edits,
+            grammar_mask=call.grammar_mask,
+        )
+        tokens: Tensor = self._sampler.run(logits, batch)  # int32 [logits]
+        state.last_tokens[inputs.logit_rows] = tokens
+        logprobs: Logprobs | None = None
+        if mode.num_logprobs >= 0:
+            wanted = torch.where(inputs.targets < 0, tokens, inputs.targets)
+            logprobs = self._logprobs.run(logits, wanted, mode.num_logprobs)
+        return StepOutputs(tokens=tokens[:, None], num_accepted=torch.ones_like(tokens), logprobs=logprobs)
+
+    def _step(self, call: StepCall) -> StepOutputs:
+        return self._sample(call, self._forward(call))
+
+
+def _host_batch(delta: StepDelta) -> HostBatch:
+    seq_lens = delta.starts + delta.num_tokens
+    num_rows = len(delta.rows)
+    sampled = num_rows if delta.sample_rows is None else len(delta.sample_rows)
+    decodes_only = delta.num_decodes == num_rows
+    return HostBatch(
+        num_tokens=delta.num_decodes + len(delta.token_ids),
+        num_rows=num_rows,
+        num_logits=sampled + len(delta.prompt_targets),
+        num_decodes=delta.num_decodes,
+        query_lens=delta.num_tokens,
+        seq_lens=seq_lens,
+        max_query=1 if decodes_only else int(delta.num_tokens.max()),
+        max_seq=int(seq_lens.max()),
+    )
+
+
+def _need(delta: StepDelta, host: HostBatch) -> ShapeKey:
+    return ShapeKey(
+        tokens=host.num_tokens,
+        rows=host.num_rows,
+        logits=host.num_logits,
+        max_query=host.max_query if host.num_decodes == host.num_rows else max(host.max_query, 2),
+        blocks=delta.max_blocks,
+        mode=delta.mode,
+    )
+
+
+def _dummy_delta(key: ShapeKey, dummy_row: int) -> StepDelta:
+    """A step of only dummy rows that fills `key`: a decode of all rows, or one prefill of all tokens."""
+    decode = key.is_decode
+    count = key.rows if decode else 1
+    return StepDelta(
+        step=-1,
+        rows=np.full(count, dummy_row, dtype=np.int32),
+        starts=np.zeros(count, dtype=np.int32),
+        num_tokens=np.full(count, 1 if decode else key.tokens, dtype=np.int32),
+        num_decodes=count if decode else 0,
+        max_blocks=1,
+        mode=key.mode,
+        token_ids=np.zeros(0 if decode else key.tokens, dtype=np.int32),
+    )

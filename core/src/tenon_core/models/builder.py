@@ -1,0 +1,288 @@
+"""From a `ModelSpec` and weights to a `Model`: every layer asks the op table for a kernel by spec.
+
+Runs once at start-up. A weight is read, bound by its kernel (which may repack it) and dropped, layer by layer, so the
+peak is the model plus one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tenon_platforms.attention import AttentionBackend, AttentionKernel
+from tenon_platforms.device import Device
+from tenon_platforms.dtypes import DType
+from tenon_platforms.model import GatedMLP, Layer, ModelSpec, MoE, NormSpec
+from tenon_platforms.ops.embedding import EmbeddingSpec
+from tenon_platforms.ops.kernel import Kernel, WeightUse
+from tenon_platforms.ops.linear import LinearPart, MergedLinearSpec
+from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.moe import MoESpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec
+from tenon_platforms.ops.rope_reference import rope_table
+from tenon_platforms.ops.spec import Spec
+from tenon_platforms.ops.table import OpTable
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, PartTensors
+from tenon_platforms.torch_dtypes import to_torch
+from torch import Tensor
+
+from .family import WeightNames
+from .groups import plan_groups
+from .model import AttentionBlock, Bound, BuiltLayer, FirstNorm, LayerGroup, Model
+from .weights import WeightReader
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelBuilder:
+    """Builds one model. `dtype`: of weights that are not quantized and of activations; `kv_dtype`: of the cache."""
+
+    spec: ModelSpec
+    names: WeightNames
+    table: OpTable
+    device: Device
+    reader: WeightReader
+    dtype: DType
+    kv_dtype: DType
+    _cos_sin: dict[RopeSpec, Tensor] = field(default_factory=dict)
+    _bytes: dict[int, int] = field(default_factory=dict)
+
+    def build(self) -> Model:
+        """The whole model, weights bound."""
+        groups = self._groups()
+        group_of = {layer: group for group in groups for layer in group.layers}
+        embedding, embedding_weights = self._embedding()
+        layers = [self._layer(index, group_of[index]) for index in range(len(self.spec.layers))]
+        model = Model(
+            spec=self.spec,
+            groups=groups,
+            embedding=embedding,
+            layers=layers,
+            final_norm=self._add_norm(self.spec.final_norm, self.names.final_norm),
+            head=self._head(embedding_weights),
+        )
+        model.weight_bytes = sum(self._bytes.values())
+        return model
+
+    def _groups(self) -> tuple[LayerGroup, ...]:
+        groups = []
+        for index, plan in enumerate(plan_groups(self.spec, dtype=self.dtype, kv_dtype=self.kv_dtype)):
+            kernel = self.table.choose(plan.spec, self.device.torch_device)
+            assert isinstance(kernel, AttentionKernel)
+            groups.append(
+                LayerGroup(index=index, backend=kernel.backend, layers=plan.layers, window=plan.spec.sliding_window)
+            )
+        return tuple(groups)
+
+    def _layer(self, index: int, group: LayerGroup) -> BuiltLayer:
+        layer, names = self.spec.layers[index], _at(self.names, index)
+        if index:
+            pre_mixer: Bound | FirstNorm = self._add_norm(layer.pre_mixer, names.pre_mixer)
+        else:
+            pre_mixer = FirstNorm(norm=self._norm(layer.pre_mixer, names.pre_mixer))
+        return BuiltLayer(
+            mixer=self._attention(index, layer, names, group),
+            ffn=self._ffn(layer, names),
+            pre_mixer=pre_mixer,
+            pre_ffn=self._add_norm(layer.pre_ffn, names.pre_ffn),
+            post_mixer=None if layer.post_mixer is None else self._norm(layer.post_mixer, names.post_mixer),
+            post_ffn=None if layer.post_ffn is None else self._norm(layer.post_ffn, names.post_ffn),
+        )
+
+    def _attention(self, index: int, layer: Layer, names: WeightNames, group: LayerGroup) -> AttentionBlock:
+        mixer, dim = layer.mixer, layer.mixer.head_dim
+        query, keys = mixer.num_heads * dim, mixer.num_kv_heads * dim
+        qkv = self._linear(
+            self.spec.hidden,
+            (("q", names.q, query), ("k", names.k, keys), ("v", names.v, keys)),
+            shard="out",
+            unit=dim,
+            bias=mixer.qkv_bias,
+        )
+        out = self._linear(query, (("out", names.out, self.spec.hidden),), shard="in", unit=dim, bias=mixer.out_bias)
+        norm = None if mixer.qk_norm is None else self._norm_spec(mixer.qk_norm, dim)
+        dtype = to_torch(self.dtype)
+        write = self.table.choose(
+            QKNormRopeKVWriteSpec(
+                num_heads=mixer.num_heads,
+                num_kv_heads=mixer.num_kv_heads,
+                head_dim=dim,
+                dtype=self.dtype,
+                layout_id=group.backend.layout.id,
+                q_norm=norm,
+                k_norm=norm,
+                rope=mixer.rope,
+            ),
+            group.backend,
+        )
+        return AttentionBlock(
+            layer=index,
+            group=group.index,
+            backend=group.backend,
+            qkv=qkv,
+            out=out,
+            rope_write=write,
+            cos_sin=self._rope(mixer.rope),
+            q_norm=None if norm is None else self.reader.dense(f"{names.q_norm}.weight", (dim,), dtype),
+            k_norm=None if norm is None else self.reader.dense(f"{names.k_norm}.weight", (dim,), dtype),
+            sinks=None,
+        )
+
+    def _ffn(self, layer: Layer, names: WeightNames) -> Bound:
+        ffn = layer.ffn
+        return self._gated_mlp(ffn, names) if isinstance(ffn, GatedMLP) else self._moe(ffn, names)
+
+    def _gated_mlp(self, ffn: GatedMLP, names: WeightNames) -> Bound:
+        hidden, width = self.spec.hidden, ffn.intermediate
+        gate_up, merged = self._linear_weights(
+            hidden, (("gate", names.gate, width), ("up", names.up, width)), shard="out", unit=1, bias=False
+        )
+        down, last = self._linear_weights(width, (("down", names.down, hidden),), shard="in", unit=1, bias=False)
+        spec = GatedMLPSpec(gate_up=gate_up, down=down, activation=ffn.activation)
+        return self._bind(spec, GatedMLPWeights(gate_up=merged, down=last), names.gate)
+
+    def _moe(self, ffn: MoE, names: WeightNames) -> Bound:
+        hidden, width = self.spec.hidden, ffn.intermediate
+        shapes = ((width, hidden), (width, hidden), (hidden, width))
+        stacks = [
+            self._experts(expert, stacked, ffn.num_experts, shape)
+            for expert, stacked, shape in zip(names.experts, names.stacked_experts, shapes, strict=True)
+        ]
+        spec = MoESpec(
+            hidden=hidden,
+            intermediate=width,
+            num_experts=ffn.num_experts,
+            top_k=ffn.top_k,
+            renormalize=ffn.renormalize,
+            activation=ffn.activation,
+            gate=stacks[0][0],
+            up=stacks[1][0],
+            down=stacks[2][0],
+            dtype=self.dtype,
+        )
+        weights = MoEWeights(
+            router=self.reader.dense(f"{names.router}.weight", (ffn.num_experts, hidden), to_torch(self.dtype)),
+            gate=stacks[0][1],
+            up=stacks[1][1],
+            down=stacks[2][1],
+        )
+        return self._bind(spec, weights, names.router)
+
+    def _experts(self, expert: str, stacked: str, count: int, shape: tuple[int, int]) -> tuple[Any, PartTensors]:
+        if self.reader.has(f"{stacked}.weight"):
+            name = f"{stacked}.weight"
+            return self.reader.scheme(name), self.reader.part(name, (count, *shape))
+        each = [f"{expert.format(e=index)}.weight" for index in range(count)]
+        parts = [self.reader.part(name, shape) for name in each]
+        return self.reader.scheme(each[0]), {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+
+    def _embedding(self) -> tuple[Bound, PartTensors]:
+        name = f"{self.names.embedding}.weight"
+        spec = EmbeddingSpec(
+            vocab_size=self.spec.vocab_size,
+            hidden=self.spec.hidden,
+            scheme=self.reader.scheme(name),
+            dtype=self.dtype,
+            scale=self.spec.embedding_scale,
+        )
+        weights = self.reader.part(name, (self.spec.vocab_size, self.spec.hidden))
+        uses = ("embedding", "head") if self.spec.head.tied else ("embedding",)
+        return self._bind(spec, weights, *uses), weights
+
+    def _head(self, embedding: PartTensors) -> Bound:
+        vocab, hidden = self.spec.vocab_size, self.spec.hidden
+        if not self.spec.head.tied:
+            return self._linear(hidden, (("head", self.names.head, vocab),), shard="out", unit=1, bias=False)
+        scheme = self.reader.scheme(f"{self.names.embedding}.weight")
+        part = LinearPart(name="head", out_features=vocab, scheme=scheme, shard="out", adapters=False)
+        spec = MergedLinearSpec(in_features=hidden, parts=(part,), dtype=self.dtype)
+        return self._bind(spec, LinearWeights(parts=(embedding,)), "embedding", "head")
+
+    def _linear(
+        self, width: int, parts: Iterable[tuple[str, str, int]], *, shard: str, unit: int, bias: bool
+    ) -> Bound:
+        spec, weights = self._linear_weights(width, tuple(parts), shard=shard, unit=unit, bias=bias)
+        return self._bind(spec, weights, spec.parts[0].name)
+
+    def _linear_weights(
+        self, width: int, parts: tuple[tuple[str, str, int], ...], *, shard: str, unit: int, bias: bool
+    ) -> tuple[MergedLinearSpec, LinearWeights]:
+        dtype = to_torch(self.dtype)
+        spec = MergedLinearSpec(
+            in_features=width,
+            parts=tuple(
+                LinearPart(
+                    name=part,
+                    out_features=features,
+                    scheme=self.reader.scheme(f"{name}.weight"),
+                    shard=shard,
+                    shard_unit=unit,
+                )
+                for part, name, features in parts
+            ),
+            dtype=self.dtype,
+            bias=bias,
+        )
+        weights = LinearWeights(
+            parts=tuple(self.reader.part(f"{name}.weight", (features, width)) for _, name, features in parts),
+            bias=torch.cat([self.reader.dense(f"{name}.bias", (features,), dtype) for _, name, features in parts])
+            if bias
+            else None,
+        )
+        return spec, weights
+
+    def _norm_spec(self, norm: NormSpec, width: int) -> RMSNormSpec:
+        return RMSNormSpec(hidden=width, eps=norm.eps, dtype=self.dtype, weight_offset=norm.weight_offset)
+
+    def _norm(self, norm: NormSpec, name: str) -> Bound:
+        return self._bind(self._norm_spec(norm, self.spec.hidden), self._norm_weight(name), name)
+
+    def _add_norm(self, norm: NormSpec, name: str) -> Bound:
+        spec = AddRMSNormSpec(norm=self._norm_spec(norm, self.spec.hidden))
+        return self._bind(spec, self._norm_weight(name), name)
+
+    def _norm_weight(self, name: str) -> Tensor:
+        return self.reader.dense(f"{name}.weight", (self.spec.hidden,), to_torch(self.dtype))
+
+    def _rope(self, spec: RopeSpec | None) -> Tensor | None:
+        if spec is None:
+            return None
+        if spec not in self._cos_sin:
+            table = rope_table(spec)
+            target = self.device.empty(tuple(table.shape), table.dtype)
+            self.device.copy(target, table)
+            self._cos_sin[spec] = target
+        return self._cos_sin[spec]
+
+    def _bind(self, spec: Spec, weights: Any, *names: str) -> Bound:
+        kernel: Kernel = self.table.choose(spec)
+        bound = Bound(kernel=kernel, weights=kernel.bind(weights, *(WeightUse(op=spec.op, name=n) for n in names)))
+        for tensor in _tensors(bound.weights):
+            self._bytes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return bound
+
+
+def _at(names: WeightNames, layer: int) -> WeightNames:
+    """The patterns with this layer's number in place; experts keep `{e}`."""
+
+    def place(pattern: Any) -> Any:
+        if isinstance(pattern, tuple):
+            return tuple(place(item) for item in pattern)
+        return pattern.replace("{i}", str(layer))
+
+    return WeightNames(**{name: place(getattr(names, name)) for name in WeightNames.__dataclass_fields__})
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+

@@ -1,0 +1,62 @@
+"""A family: from a configuration to a `ModelSpec`, and the names its weights have. Torch-free.
+
+Names are Hugging Face's; `{i}` is the layer and `{e}` the expert. Loaders of other formats present their tensors
+under these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenon_platforms.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """Name patterns of a decoder's tensors. A pattern names the module; `.weight` and `.bias` are appended.
+
+    experts: (gate, up, down) of one expert; stacked_experts: the same as [experts, out, in] tensors, tried second.
+    """
+
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    q: str = "model.layers.{i}.self_attn.q_proj"
+    k: str = "model.layers.{i}.self_attn.k_proj"
+    v: str = "model.layers.{i}.self_attn.v_proj"
+    out: str = "model.layers.{i}.self_attn.o_proj"
+    q_norm: str = "model.layers.{i}.self_attn.q_norm"
+    k_norm: str = "model.layers.{i}.self_attn.k_norm"
+    gate: str = "model.layers.{i}.mlp.gate_proj"
+    up: str = "model.layers.{i}.mlp.up_proj"
+    down: str = "model.layers.{i}.mlp.down_proj"
+    router: str = "model.layers.{i}.mlp.gate"
+    experts: tuple[str, str, str] = (
+        "model.layers.{i}.mlp.experts.{e}.gate_proj",
+        "model.layers.{i}.mlp.experts.{e}.up_proj",
+        "model.layers.{i}.mlp.experts.{e}.down_proj",
+    )
+    stacked_experts: tuple[str, str, str] = (
+        "model.layers.{i}.mlp.experts.gate_proj",
+        "model.layers.{i}.mlp.experts.up_proj",
+        "model.layers.{i}.mlp.experts.down_proj",
+    )
+    pre_mixer: str = "model.layers.{i}.input_layernorm"
+    pre_ffn: str = "model.layers.{i}.post_attention_layernorm"
+    post_mixer: str = ""
+    post_ffn: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One model family. `spec(config, max_positions)` reads a plain dict; `config` is a config.json's content.
+
+    architectures: the names in `config["architectures"]` that it serves.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    spec: Callable[[Mapping[str, Any], int], ModelSpec]
+    weights: WeightNames = field(default_factory=WeightNames)

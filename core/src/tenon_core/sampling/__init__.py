@@ -1,0 +1,1 @@
+"""How tokens are chosen: parameters and their checks. Structured output will live here too."""

@@ -1,0 +1,127 @@
+"""`SamplingParams`: how one request wants its tokens chosen. The field names are the ones this field's users know.
+
+Checks that need no model happen here, at construction; checks against a model's facts (vocabulary, context, platform)
+are in `validate.py`. Ceilings live in one table, `CEILINGS`, so that a test can be generated from it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from tenon_platforms.errors import RequestError
+
+# Field -> (least, greatest). Both inclusive. A list's entry bounds its length.
+CEILINGS: dict[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "temperature": (0.0, 100.0),
+    "top_k": (-1, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(2**63), 2**64 - 1),
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+LENGTH_CEILINGS: dict[str, int] = {
+    "stop": 64,
+    "stop_token_ids": 256,
+    "logit_bias": 1024,
+    "allowed_token_ids": 4096,
+}
+MAX_STOP_CHARACTERS = 1024
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them would overflow float32 logits
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling parameters of one request; raises `RequestError` naming the field when a value is out of range.
+
+    `max_tokens=None` means "to the end of the context". `seed=None` draws one at submission; the same seed gives the
+    same noise whatever else is in the batch. `top_k` of 0 or -1 is off. `logprobs=k` returns the chosen token's and
+    the k best log-probabilities; `prompt_logprobs` likewise for the prompt.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                msgspec.structs.force_setattr(self, name, tuple(value))
+        for name, (least, greatest) in CEILINGS.items():
+            _check_number(name, getattr(self, name), least, greatest)
+        for name, longest in LENGTH_CEILINGS.items():
+            _check_length(name, getattr(self, name), longest)
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
+                raise RequestError(
+                    f"stop holds {text!r:.80}: each stop string needs 1 to {MAX_STOP_CHARACTERS} characters",
+                    param="stop",
+                )
+        for token, bias in self.logit_bias.items():
+            if not (isinstance(bias, (int, float)) and math.isfinite(bias) and -100 <= bias <= 100):
+                raise RequestError(
+                    f"logit_bias[{token}] is {bias!r}: a bias lies between -100 and 100", param="logit_bias"
+                )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best logit wins and no noise is drawn."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def needs_penalties(self) -> bool:
+        """Whether token counts must be kept for this request's rows."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check_number(name: str, value: Any, least: float, greatest: float) -> None:
+    if value is None and name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+        return
+    integral = name not in (
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+    )  # fmt: skip
+    kinds: tuple[type, ...] = (int,) if integral else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise RequestError(f"{name} is {value!r:.80}: expected {'an integer' if integral else 'a number'}", param=name)
+    if not least <= value <= greatest:  # also refuses NaN
+        raise RequestError(f"{name} is {value!r:.80}: it must lie between {least:g} and {greatest:g}", param=name)
+    if name == "top_p" and value == 0.0:
+        raise RequestError("top_p is 0: it must be greater than 0 and at most 1", param="top_p")
+
+
+def _check_length(name: str, value: Any, longest: int) -> None:
+    if value is not None and len(value) > longest:
+        raise RequestError(f"{name} has {len(value)} entries: at most {longest} are allowed", param=name)

@@ -1,0 +1,107 @@
+"""Checks of a request against the facts of the model being served. Every protocol and `LLM` call this one function.
+
+Knows no protocol: it takes token ids and `SamplingParams`, raises `RequestError`, and returns the length at which the
+request stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from tenon_platforms.errors import RequestError
+
+from .params import SamplingParams
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a front end must know of the model to validate requests; sent once by the engine when it is ready.
+
+    `vocab_size` is the logits width: an id at or above it cannot be embedded or chosen.
+    """
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    max_prompt_batch: int = 2048
+    max_fan_out: int = 4096
+    block_size: int = 16
+    num_blocks: int = 0
+    max_resident_tokens: int = 0  # longest sequence that the KV cache can hold, 0: any
+    max_prompt_len: int = 0  # where prompts cannot be split over steps, 0: any
+    platform: str = ""
+    refused_features: dict[str, str] = {}  # request feature -> reason, from the platform's capabilities
+
+
+def validate_request(prompt_token_ids: Sequence[int], params: SamplingParams, facts: ModelFacts) -> int:
+    """Check one prompt with its parameters; returns the greatest total length (prompt + output) in tokens.
+
+    Raises `RequestError` naming the field.
+    """
+    prompt_len = len(prompt_token_ids)
+    if prompt_len == 0:
+        raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
+    _check_ids("prompt", prompt_token_ids, facts.vocab_size)
+    if prompt_len >= facts.max_model_len:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens; the model's context is {facts.max_model_len} and one is needed"
+            " for the answer: shorten the prompt or raise --max-model-len",
+            param="prompt",
+        )
+    if facts.max_prompt_len and prompt_len > facts.max_prompt_len:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens; this server computes prompts in one step of at most"
+            f" {facts.max_prompt_len}: raise --max-num-batched-tokens",
+            param="prompt",
+        )
+    room = facts.max_model_len - prompt_len
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise RequestError(
+            f"max_tokens is {params.max_tokens}, but the prompt has {prompt_len} tokens and the context"
+            f" {facts.max_model_len}: at most {room} tokens can be generated",
+            param="max_tokens",
+        )
+    if params.min_tokens > room:
+        raise RequestError(f"min_tokens is {params.min_tokens}: only {room} tokens fit", param="min_tokens")
+    if params.n > facts.max_num_seqs:
+        raise RequestError(f"n is {params.n}: this server runs at most {facts.max_num_seqs} sequences", param="n")
+    total = prompt_len + (room if params.max_tokens is None else params.max_tokens)
+    if facts.max_resident_tokens and total > facts.max_resident_tokens:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens and the request may grow to {total}; the KV cache holds"
+            f" {facts.max_resident_tokens} tokens in all: lower max_tokens or raise the KV cache's memory",
+            param="max_tokens",
+        )
+    _check_ids("stop_token_ids", params.stop_token_ids, facts.vocab_size)
+    _check_ids("logit_bias", params.logit_bias, facts.vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), facts.vocab_size)
+    for feature in features_of(params):
+        if reason := facts.refused_features.get(feature):
+            raise RequestError(f"{feature} is not available on platform {facts.platform!r}: {reason}", param=feature)
+    return total
+
+
+def features_of(params: SamplingParams) -> tuple[str, ...]:
+    """The request features a platform may refuse, as its capabilities name them."""
+    asked = {
+        "seed": params.seed is not None,
+        "penalties": params.needs_penalties,
+        "logprobs": params.logprobs is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "logit_bias": bool(params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "min_p": params.min_p > 0,
+        "top_k": params.top_k > 0,
+        "top_p": params.top_p < 1,
+    }
+    return tuple(name for name, wanted in asked.items() if wanted)
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{name} holds {token!r:.80}: token ids lie between 0 and {vocab_size - 1}", param=name
+            )

@@ -1,0 +1,1 @@
+"""The row table: every running sequence as one line of a few arrays."""

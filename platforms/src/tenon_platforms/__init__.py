@@ -1,0 +1,1 @@
+"""The Tenon contract. Importing this package imports neither torch nor a plugin."""

@@ -1,0 +1,1 @@
+"""Platforms that come with the contract: the reference, and null for measuring host cost."""

@@ -1,0 +1,1 @@
+"""The null platform: no arithmetic at all."""

@@ -1,0 +1,1 @@
+"""The reference platform: plain torch on the host."""

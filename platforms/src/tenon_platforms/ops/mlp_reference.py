@@ -1,0 +1,52 @@
+"""Reference kernels of `mlp.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
+
+from .kernel import Kernel, KernelFlags, WeightUse
+from .mlp import ActivationMulSpec
+
+if TYPE_CHECKING:
+    from .mlp import GatedMLPSpec
+    from .table import OpTable
+    from .weights import GatedMLPWeights
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "relu": relu,
+}
+
+
+def activation_mul(spec: ActivationMulSpec, table: OpTable) -> Kernel:
+    """run(x) -> y. x: [tokens, 2 * features]; y: [tokens, features] = activation(x[:, :f]) * x[:, f:]."""
+    activation = ACTIVATION_FUNCTIONS[spec.activation]
+
+    def run(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    return Kernel(name="reference", run=run, flags=KernelFlags(batch_invariant=True))
+
+
+def gated_mlp(spec: GatedMLPSpec, table: OpTable) -> Kernel:
+    """run(x, weights) -> y, both [tokens, hidden]; weights: GatedMLPWeights, prepared part by part."""
+    gate_up = table.choose(spec.gate_up)
+    down = table.choose(spec.down)
+    width = spec.down.in_features
+    mul = table.choose(ActivationMulSpec(features=width, activation=spec.activation, dtype=spec.down.dtype))
+
+    def prepare(weights: GatedMLPWeights, uses: tuple[WeightUse, ...]) -> tuple[object, object]:
+        return gate_up.bind(weights.gate_up, *uses), down.bind(weights.down, *uses)
+
+    def run(x: Tensor, weights: tuple[object, object]) -> Tensor:
+        result: Tensor = down.run(mul.run(gate_up.run(x, weights[0])), weights[1])
+        return result
+
+    return Kernel(name="gate_up + activation_mul + down", run=run, prepare=prepare)

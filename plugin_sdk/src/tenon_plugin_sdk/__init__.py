@@ -1,0 +1,1 @@
+"""What a hardware vendor develops a Tenon platform with."""
