@@ -53,13 +53,13 @@ class RowState:
     """The rows' memory on the device; row `num_rows` is the dummy row on the null block.
 
     last_tokens: int32 [rows + 1], the newest token of each row. params: int32 [rows + 1, NUM_ROW_COLUMNS].
-    block_tables: one int32 [rows + 1, blocks] a layer group. counts: int32 [slots, 2, vocab]: prompt tokens (0 or 1),
+    block_tables: int32 [groups, rows + 1, blocks], one table a layer group. counts: int32 [slots, 2, vocab]: prompt tokens (0 or 1),
     output counts. edits: float32 [slots, 2, vocab] added to logits: always; up to EDIT_UNTIL. Slot 0 belongs to nobody.
     """
 
     last_tokens: Tensor
     params: Tensor
-    block_tables: tuple[Tensor, ...]
+    block_tables: Tensor
     counts: Tensor
     edits: Tensor
 
@@ -167,10 +167,11 @@ class Logprobs:
 class StepOutputs:
     """What a step leaves on the device.
 
-    tokens: int32 [logits, 1 + draft length]; num_accepted: int32 [logits], tokens of each row that count.
+    tokens: int32 [logits, 1 + draft length]; num_accepted: int32 [logits], tokens of each row that count; None: all
+    of them, as without speculation.
     """
 
     tokens: Tensor
-    num_accepted: Tensor
+    num_accepted: Tensor | None = None
     logprobs: Logprobs | None = None
     hidden: Tensor | None = None

@@ -65,8 +65,8 @@ class OutputRouter:
         table.tokens[sampled, table.num_known[sampled]] = tokens
         table.num_known[sampled] += 1
         self.num_generated += len(tokens)
-        if self.memory.prefix_cache.enabled:
-            self._publish(flight.delta)
+        if flight.schedule.chunks and self.memory.prefix_cache.enabled:
+            self._publish(flight.schedule)
         logprobs = prompts = ()
         if result.logprobs is not None or flight.schedule.chunks:
             prompts = self._prompts(flight, result.logprobs)
@@ -128,15 +128,11 @@ class OutputRouter:
             self.table.limit[sequence.row] = 0
         self.scheduler.end(sequence)
 
-    def _publish(self, delta: StepDelta) -> None:
-        table = self.table
-        done = delta.starts + delta.num_tokens
-        filled = done // self.memory.block_size
-        crossed = filled > (delta.starts // self.memory.block_size)
-        for place in np.flatnonzero(crossed).tolist():
-            sequence = table.owners[delta.rows[place]]
-            if sequence is not None and sequence.is_running and filled[place] > sequence.num_published:
-                self.memory.publish(sequence, int(done[place]))
+    def _publish(self, schedule: Schedule) -> None:
+        """Prompts are findable as soon as they are computed; outputs when their sequence leaves its row."""
+        for chunk in schedule.chunks:
+            if chunk.sequence.is_running:
+                self.memory.publish(chunk.sequence, chunk.start + chunk.num_tokens)
 
     def _prompts(self, flight: Flight, logprobs: HostLogprobs | None) -> tuple[PromptInfo, ...]:
         infos = []

@@ -421,6 +421,8 @@ class DefaultScheduler:
             if sequence.state is SequenceState.PREEMPTED:
                 sequence.tokens = table.tokens[row, : table.num_known[row]].copy()
                 self._reserved_rows -= len(sequence.siblings)
+            if self._memory.prefix_cache.enabled and not sequence.is_suspect:
+                self._memory.publish(sequence, min(int(table.num_computed[row]), int(table.num_known[row])))
             self._memory.release(row)
             table.give_back(row)
             self._released.append(row)

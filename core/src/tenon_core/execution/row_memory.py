@@ -31,8 +31,12 @@ class RowMemory:
         vocab_size: int,
         fixed_slots: bool,
         pad_writes: bool,
+        depth: int,
     ) -> None:
         self._device = device
+        self._staging: list[torch.Tensor] = [device.host_buffer((0,), torch.int32) for _ in range(depth)]
+        self._landing = device.empty((0,), torch.int32)
+        self._turn = 0
         self._writes = writes
         self._vocab_size = vocab_size
         self._pad_writes = pad_writes
@@ -40,7 +44,7 @@ class RowMemory:
         self.state = RowState(
             last_tokens=device.zeros((max_rows + 1,), torch.int32),
             params=device.zeros((max_rows + 1, NUM_ROW_COLUMNS), torch.int32),
-            block_tables=tuple(device.zeros((max_rows + 1, max_blocks), torch.int32) for _ in range(num_groups)),
+            block_tables=device.zeros((num_groups, max_rows + 1, max_blocks), torch.int32),
             counts=device.zeros((slots, 2, vocab_size), torch.int32),
             edits=device.zeros((slots, 2, vocab_size), torch.float32),
         )
@@ -64,13 +68,33 @@ class RowMemory:
     def _write(self, blocks: Int32, rows: Int32, params: Int32) -> None:
         if self._pad_writes:  # repeat the last write, so that a compiling device sees few sizes
             blocks, rows, params = _pad(blocks), _pad(rows), _pad(params)
-        sizes = (blocks.size, rows.size, params.size)
-        packed = self._device.host_buffer((sum(sizes),), torch.int32)
-        packed.numpy()[:] = np.concatenate((blocks.ravel(), rows, params.ravel()))
-        target = self._device.empty((sum(sizes),), torch.int32)
-        self._device.copy(target, packed)
-        on_device = target.split(sizes)
-        self._writes.run(self.state, on_device[0].view(-1, 4), on_device[1], on_device[2].view(-1, NUM_ROW_COLUMNS))
+        count = blocks.shape[0]
+        second, third = 2 * count, 2 * count + rows.size
+        total = third + params.size
+        staged, landed = self._buffers(total)
+        host = staged.numpy()
+        _, num_rows, num_blocks = self.state.block_tables.shape
+        host[:count] = (blocks[:, 0] * num_rows + blocks[:, 1]) * num_blocks + blocks[:, 2]
+        host[count:second] = blocks[:, 3]
+        host[second:third] = rows
+        host[third:total] = params.ravel()
+        self._device.copy(landed, staged)
+        self._writes.run(
+            self.state,
+            landed[:count],
+            landed[count:second],
+            landed[second:third],
+            landed[third:total].view(-1, NUM_ROW_COLUMNS),
+        )
+
+    def _buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A host buffer that no copy in flight reads, and its place on the device; both grow by doubling."""
+        self._turn = (self._turn + 1) % len(self._staging)
+        if self._staging[self._turn].shape[0] < size:
+            self._staging[self._turn] = self._device.host_buffer((2 * size,), torch.int32)
+        if self._landing.shape[0] < size:
+            self._landing = self._device.empty((2 * size,), torch.int32)
+        return self._staging[self._turn][:size], self._landing[:size]
 
     def _start_counts(self, start: RowStart) -> int:
         if start.counted is None:

@@ -66,10 +66,13 @@ class HostLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """tokens: int32 [logits, up to 1 + draft length]; num_accepted: int32 [logits]; valid logits only, delta order."""
+    """tokens: int32 [logits, up to 1 + draft length]; num_accepted: int32 [logits] of them, None: one each.
+
+    Valid logits only, in the delta's order.
+    """
 
     tokens: Int32
-    num_accepted: Int32
+    num_accepted: Int32 | None = None
     logprobs: HostLogprobs | None = None
 
 
@@ -105,6 +108,8 @@ class StepHandle:
     num_logits: int
     event: Event
     buffers: list[Tensor]
+    speculative: bool
+    with_logprobs: bool
 
     def discard(self) -> None:
         """Wait without wanting the result; a failure is none of the caller's business any more."""
@@ -118,12 +123,13 @@ class StepHandle:
         self.event.wait()
         count = self.num_logits
         arrays = [buffer.numpy()[:count] for buffer in self.buffers]
+        tokens, num_accepted = arrays.pop(0), arrays.pop(0) if self.speculative else None
         return StepResult(
-            tokens=arrays[0],
-            num_accepted=arrays[1],
-            logprobs=None
-            if len(arrays) == 2
-            else HostLogprobs(chosen=arrays[2], rank=arrays[3], top_ids=arrays[4], top=arrays[5]),
+            tokens=tokens,
+            num_accepted=num_accepted,
+            logprobs=HostLogprobs(chosen=arrays[0], rank=arrays[1], top_ids=arrays[2], top=arrays[3])
+            if self.with_logprobs
+            else None,
         )
 
 
@@ -160,6 +166,7 @@ class Runner:
             vocab_size=vocab,
             fixed_slots=strict,
             pad_writes=strict,
+            depth=limits.depth + 2,
         )
         self._packer = StepPacker(
             device=device,
@@ -227,7 +234,7 @@ class Runner:
                 key=key,
                 host=inputs.host,
             )
-            for block_table in self._rows.state.block_tables
+            for block_table in self._rows.state.block_tables.unbind(0)
         ]
         backends = [group.backend for group in self.model.groups]
         known = self._plans.get(key) if key.static else None
@@ -242,7 +249,9 @@ class Runner:
         return plans
 
     def _collect(self, outputs: StepOutputs, num_logits: int) -> StepHandle:
-        tensors = [outputs.tokens, outputs.num_accepted]
+        tensors = [outputs.tokens]
+        if outputs.num_accepted is not None:
+            tensors.append(outputs.num_accepted)
         if outputs.logprobs is not None:
             found = outputs.logprobs
             tensors += [found.chosen, found.rank, found.top_ids, found.top]
@@ -256,7 +265,13 @@ class Runner:
             buffers = kept[sizes] = [self._device.host_buffer(tuple(t.shape), t.dtype) for t in tensors]
         for buffer, tensor in zip(buffers, tensors, strict=True):
             self._device.copy(buffer, tensor)
-        return StepHandle(num_logits=num_logits, event=self._device.event(), buffers=buffers)
+        return StepHandle(
+            num_logits=num_logits,
+            event=self._device.event(),
+            buffers=buffers,
+            speculative=outputs.num_accepted is not None,
+            with_logprobs=outputs.logprobs is not None,
+        )
 
     def _copy_blocks(self, pairs: Int32) -> None:
         staged = self._device.host_buffer(pairs.shape, torch.int32)
@@ -296,7 +311,7 @@ class Runner:
         if mode.num_logprobs >= 0:
             wanted = torch.where(inputs.targets < 0, tokens, inputs.targets)
             logprobs = self._logprobs.run(logits, wanted, mode.num_logprobs)
-        return StepOutputs(tokens=tokens[:, None], num_accepted=torch.ones_like(tokens), logprobs=logprobs)
+        return StepOutputs(tokens=tokens[:, None], logprobs=logprobs)
 
     def _step(self, call: StepCall) -> StepOutputs:
         return self._sample(call, self._forward(call))

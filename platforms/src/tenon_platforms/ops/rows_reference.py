@@ -28,7 +28,7 @@ def prepare_inputs(spec: PrepareInputsSpec, table: OpTable) -> Kernel:
         positions = inputs.positions[0]
         padding = torch.arange(len(rows), dtype=torch.int32, device=rows.device) >= inputs.num_valid[0]
         slots = []
-        for block_table, block_size in zip(state.block_tables, spec.block_sizes, strict=True):
+        for block_table, block_size in zip(state.block_tables.unbind(0), spec.block_sizes, strict=True):
             blocks = block_table[rows, torch.div(positions, block_size, rounding_mode="floor")]
             slots.append(blocks.masked_fill(padding, 0) * block_size + positions % block_size)
         return token_ids, tuple(slots)
@@ -37,17 +37,16 @@ def prepare_inputs(spec: PrepareInputsSpec, table: OpTable) -> Kernel:
 
 
 def row_writes(spec: RowWritesSpec, table: OpTable) -> Kernel:
-    """run(state, blocks, rows, params) -> None.
+    """run(state, places, blocks, rows, params) -> None.
 
-    blocks: int32 [n, 4] of (group, row, index in the row's table, block). rows: int32 [m]; params: int32 [m, columns].
+    places: int32 [n], flat indices into state.block_tables; blocks: int32 [n], what to write there. rows: int32 [m];
+    params: int32 [m, columns]. An index that comes twice comes with the same value.
     """
 
-    def run(state: RowState, blocks: Tensor, rows: Tensor, params: Tensor) -> None:
-        if len(blocks):
-            for group, block_table in enumerate(state.block_tables):
-                mine = blocks if spec.num_groups == 1 else blocks[blocks[:, 0] == group]
-                block_table[mine[:, 1], mine[:, 2]] = mine[:, 3]
-        if len(rows):
+    def run(state: RowState, places: Tensor, blocks: Tensor, rows: Tensor, params: Tensor) -> None:
+        if places.shape[0]:
+            state.block_tables.view(-1)[places] = blocks
+        if rows.shape[0]:
             state.params[rows] = params
 
     return Kernel(name="reference", run=run, flags=KernelFlags(graph_safe=False, batch_invariant=True, in_place=("state",)))

@@ -79,7 +79,6 @@ class NullExecutable(Executable):
         k = key.mode.num_logprobs
         self._outputs[key] = StepOutputs(
             tokens=torch.zeros(key.logits, 1, dtype=torch.int32),
-            num_accepted=torch.ones(key.logits, dtype=torch.int32),
             logprobs=None
             if k < 0
             else Logprobs(
