@@ -90,7 +90,9 @@ class StepInputs:
     rows: [rows], ids of rows; padding rows are the dummy row. query_starts: [rows + 1]. seq_lens: [rows].
     logit_index: [logits], which tokens give logits. logit_rows: [logits], the row sampled for, dummy: none.
     targets: [logits], a prompt's next token whose log-probability is wanted, -1: the sampled one.
-    num_valid: [3], valid tokens, rows, logits: what lies past them is padding.
+    write_places, write_blocks: [groups * rows], block-table entries that are new with this step, as flat indices into
+    `RowState.block_tables`; padding rewrites the dummy row. `row_writes` applies them before `plan`. num_valid: [3], valid tokens, rows, logits: what lies past
+    them is padding.
     """
 
     key: ShapeKey
@@ -104,6 +106,8 @@ class StepInputs:
     logit_index: Tensor
     logit_rows: Tensor
     targets: Tensor
+    write_places: Tensor
+    write_blocks: Tensor
     num_valid: Tensor
 
 

@@ -130,6 +130,7 @@ class Engine:
             handle=self.executor.launch(delta),
             sampled=sampled,
             keys=self.table.keys[sampled],
+            epoch=self.table.epoch,
         )
         self._flights.append(flight)
 

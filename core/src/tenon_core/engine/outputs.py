@@ -33,6 +33,7 @@ class Flight:
     handle: LaunchedStep
     sampled: Int32  # row of each sampled logit
     keys: npt.NDArray[np.int64]  # sequence key of each of them at launch
+    epoch: int  # of the row table, after launch
 
     @property
     def rows(self) -> Int32:
@@ -53,17 +54,17 @@ class OutputRouter:
 
     def route(self, flight: Flight, result: StepResult) -> StepUpdate:
         """Take one landed step in; the update for clients."""
-        table, rows = self.table, flight.rows
-        table.in_flight[rows] -= 1
+        table = self.table
+        self._land(flight)
         sampled, keys, tokens = flight.sampled, flight.keys, result.tokens[: len(flight.sampled), 0]
         index: Int32 | None = None  # of each live token among the sampled ones; None: all are
-        alive = (table.keys[sampled] == keys) & (table.num_known[sampled] < table.num_tokens[sampled])
-        alive &= ~self._left(sampled)
-        if not alive.all():
-            index = np.flatnonzero(alive).astype(np.int32)
-            sampled, keys, tokens = sampled[index], keys[index], tokens[index]
+        if table.epoch != flight.epoch:  # somebody left: a preempted sequence still takes its token, an ended one not
+            alive = (table.keys[sampled] == keys) & (table.limit[sampled] > 0)
+            if not alive.all():
+                index = np.flatnonzero(alive).astype(np.int32)
+                sampled, keys, tokens = sampled[index], keys[index], tokens[index]
         table.tokens[sampled, table.num_known[sampled]] = tokens
-        table.num_known[sampled] += 1
+        np.add(table.num_known, table.mask(sampled), out=table.num_known)
         self.num_generated += len(tokens)
         if flight.schedule.chunks and self.memory.prefix_cache.enabled:
             self._publish(flight.schedule)
@@ -83,14 +84,13 @@ class OutputRouter:
 
     def land_failed(self, flight: Flight) -> list[Sequence]:
         """Take back a step that failed; returns the sequences that were in it and still run."""
-        rows = flight.rows
-        self.table.in_flight[rows] -= 1
-        owners = (self.table.owners[row] for row in rows.tolist())
+        self._land(flight)
+        owners = (self.table.owners[row] for row in flight.rows.tolist())
         return [one for one in owners if one is not None and one.is_running]
 
-    def _left(self, rows: Int32) -> npt.NDArray[np.bool_]:
-        """Rows whose sequence has ended while the step was in flight. A preempted one still takes its token."""
-        return self.table.limit[rows] == 0
+    def _land(self, flight: Flight) -> None:
+        in_flight = self.table.in_flight
+        np.subtract(in_flight, self.table.mask(flight.rows), out=in_flight)
 
     def _ends(self, rows: Int32, tokens: Int32) -> tuple[Finished, ...]:
         table = self.table
@@ -125,7 +125,7 @@ class OutputRouter:
         if sequence.state in (SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN) or (
             sequence.state is SequenceState.PREEMPTED
         ):
-            self.table.limit[sequence.row] = 0
+            self.table.end(sequence.row)
         self.scheduler.end(sequence)
 
     def _publish(self, schedule: Schedule) -> None:

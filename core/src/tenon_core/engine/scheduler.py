@@ -191,7 +191,7 @@ class DefaultScheduler:
         table = self._table
         if self._dirty:
             self._decodes, self._dirty = np.flatnonzero(self._decoding).astype(np.int32), False
-        rows = self._decodes[: self._limits.max_tokens]
+        rows = self._decodes
         if not len(rows):
             return rows
         unlucky = self._memory.grow_decodes(rows)
@@ -199,9 +199,9 @@ class DefaultScheduler:
             rows = self._make_room(rows, unlucky)
             if not len(rows):
                 return rows
-        table.num_computed[rows] += 1
-        table.num_tokens[rows] += 1
-        table.in_flight[rows] += 1
+        ones = table.mask(rows)
+        for counter in (table.num_computed, table.num_tokens, table.in_flight):
+            np.add(counter, ones, out=counter)
         full = table.num_tokens[rows] >= table.limit[rows]
         if full.any():
             for row in rows[full].tolist():

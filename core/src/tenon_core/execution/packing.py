@@ -1,6 +1,6 @@
 """Packing a step's index tensors: one int32 buffer on the host, one copy, views of it on the device.
 
-    [ num_valid | token_ids | positions | token_rows | rows | query_starts | seq_lens | logit_index | logit_rows | targets ]
+    [ num_valid | token_ids | positions | token_rows | rows | query_starts | seq_lens | logit_index | logit_rows | targets | writes ]
 
 Views are made once per padded size and kept, so a static key always sees the same tensors and a steady decode step
 writes a few slices. Host buffers rotate, because the device may still be reading the last ones.
@@ -32,6 +32,8 @@ SECTIONS = (
     "logit_index",
     "logit_rows",
     "targets",
+    "write_places",
+    "write_blocks",
 )
 KEPT_SIZES = 64  # padded sizes whose views are kept, beside all static ones
 
@@ -47,21 +49,35 @@ class _Views:
 
 
 class StepPacker:
-    """Packs deltas. `depth` host buffers rotate; dummy_row is the id that padding rows carry."""
+    """Packs deltas. `depth` host buffers rotate. tables: shape of the block tables, whose last row is the dummy row."""
 
     def __init__(
-        self, *, device: Device, max_tokens: int, max_rows: int, max_logits: int, axes: int, dummy_row: int, depth: int
+        self,
+        *,
+        device: Device,
+        max_tokens: int,
+        max_rows: int,
+        max_logits: int,
+        axes: int,
+        tables: tuple[int, int, int],
+        depth: int,
     ) -> None:
         self._device = device
         self._axes = axes
-        self._dummy_row = dummy_row
-        capacity = 4 + (2 + axes) * max_tokens + 3 * max_rows + 1 + 3 * max_logits
+        self._tables = tables
+        self._dummy_row = tables[1] - 1
+        self._dummy_place = self._dummy_row * tables[2]
+        capacity = 4 + (2 + axes) * max_tokens + (3 + 2 * tables[0]) * max_rows + 1 + 3 * max_logits
         self._host = [device.host_buffer((capacity,), torch.int32) for _ in range(depth)]
         self._on_device = device.zeros((capacity,), torch.int32)
         self._views: OrderedDict[tuple[int, int, int], _Views] = OrderedDict()
         self._static: dict[tuple[int, int, int], _Views] = {}
         self._holds: list[tuple[int, ...] | None] = [None] * depth  # sizes of the decode step a buffer holds
         self._turn = 0
+
+    def carries_writes(self, delta: StepDelta, key: ShapeKey) -> bool:
+        """Whether the step's inputs have room for all of the delta's block writes."""
+        return delta.block_writes.shape[0] <= self._tables[0] * key.rows
 
     def pack(self, delta: StepDelta, key: ShapeKey, host: HostBatch) -> StepInputs:
         """Write the delta into the next host buffer, queue its copy, and return the device's views."""
@@ -73,6 +89,7 @@ class StepPacker:
         else:
             self._holds[self._turn] = None
             self._fill(section, delta, host)
+        self._fill_writes(section, delta, key)
         self._device.copy(views.device_used, views.host_used[self._turn])
         device = views.device
         return StepInputs(
@@ -87,6 +104,8 @@ class StepPacker:
             logit_index=device["logit_index"],
             logit_rows=device["logit_rows"],
             targets=device["targets"],
+            write_places=device["write_places"],
+            write_blocks=device["write_blocks"],
             num_valid=device["num_valid"],
         )
 
@@ -103,6 +122,15 @@ class StepPacker:
         section["logit_rows"][:count] = delta.rows
         section["positions"][:, :count] = delta.starts
         section["seq_lens"][:count] = host.seq_lens
+
+    def _fill_writes(self, section: dict[str, Int32], delta: StepDelta, key: ShapeKey) -> None:
+        places, blocks, writes = section["write_places"], section["write_blocks"], delta.block_writes
+        count = writes.shape[0] if self.carries_writes(delta, key) else 0
+        if count:
+            places[:count] = flat_places(writes, self._tables)
+            blocks[:count] = writes[:, 3]
+        places[count:] = self._dummy_place
+        blocks[count:] = 0
 
     def _fill(self, section: dict[str, Int32], delta: StepDelta, host: HostBatch) -> None:
         rows, tokens = host.num_rows, host.num_tokens
@@ -158,7 +186,8 @@ class StepPacker:
     def _make_views(self, size: tuple[int, int, int]) -> _Views:
         tokens, rows, logits = size
         axes = self._axes
-        lengths = (3, tokens, axes * tokens, tokens, rows, rows + 1, rows, logits, logits, logits)
+        writes = self._tables[0] * rows
+        lengths = (3, tokens, axes * tokens, tokens, rows, rows + 1, rows, logits, logits, logits, writes, writes)
         bounds = [0, *np.cumsum(lengths).tolist()]
         used = bounds[-1]
 
@@ -175,3 +204,9 @@ class StepPacker:
             device=split(self._on_device),
             device_used=self._on_device[:used],
         )
+
+
+def flat_places(writes: Int32, tables: tuple[int, int, int]) -> Int32:
+    """Flat indices into block tables of shape `tables` of writes [n, 4] = (group, row, index, block)."""
+    places: Int32 = (writes[:, 0] * tables[1] + writes[:, 1]) * tables[2] + writes[:, 2]
+    return places

@@ -12,7 +12,8 @@ from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, RowState
 from tenon_platforms.device import Device
 from tenon_platforms.ops.kernel import Kernel
 
-from .delta import Int32, RowStart, StepDelta
+from .delta import NO_BLOCKS, Int32, RowStart, StepDelta
+from .packing import flat_places
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -37,6 +38,8 @@ class RowMemory:
         self._staging: list[torch.Tensor] = [device.host_buffer((0,), torch.int32) for _ in range(depth)]
         self._landing = device.empty((0,), torch.int32)
         self._turn = 0
+        self._no_rows = device.empty((0,), torch.int32)
+        self._no_params = device.empty((0, NUM_ROW_COLUMNS), torch.int32)
         self._writes = writes
         self._vocab_size = vocab_size
         self._pad_writes = pad_writes
@@ -51,19 +54,27 @@ class RowMemory:
         self._count_slots: dict[int, int] = {}
         self._edit_slots: dict[int, int] = {}
 
-    def apply(self, delta: StepDelta) -> None:
-        """Release, start and write what the delta says. Nothing is done for rows that did not change."""
+    def apply(self, delta: StepDelta, *, step_carries_writes: bool) -> None:
+        """Release, start and write what the delta says. Nothing is done for rows that did not change.
+
+        step_carries_writes: the block writes are among the step's own inputs.
+        """
         for row in delta.released:
             self._count_slots.pop(row, None)
             self._edit_slots.pop(row, None)
-        if delta.started or len(delta.block_writes):
+        blocks = NO_BLOCKS if step_carries_writes else delta.block_writes
+        if delta.started or blocks.shape[0]:
             rows = np.array([start.row for start in delta.started], dtype=np.int32)
             params = np.zeros((len(rows), NUM_ROW_COLUMNS), dtype=np.int32)
             for line, start in zip(params, delta.started, strict=True):
                 line[:] = np.frombuffer(start.params, dtype="<i4")
                 line[RowColumn.COUNT_SLOT] = self._start_counts(start)
                 line[RowColumn.EDIT_SLOT] = self._start_edits(start)
-            self._write(delta.block_writes, rows, params)
+            self._write(blocks, rows, params)
+
+    def write_blocks(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Apply the block writes that came with a step's inputs."""
+        self._writes.run(self.state, places, blocks, self._no_rows, self._no_params)
 
     def _write(self, blocks: Int32, rows: Int32, params: Int32) -> None:
         if self._pad_writes:  # repeat the last write, so that a compiling device sees few sizes
@@ -73,8 +84,8 @@ class RowMemory:
         total = third + params.size
         staged, landed = self._buffers(total)
         host = staged.numpy()
-        _, num_rows, num_blocks = self.state.block_tables.shape
-        host[:count] = (blocks[:, 0] * num_rows + blocks[:, 1]) * num_blocks + blocks[:, 2]
+        groups, num_rows, num_blocks = self.state.block_tables.shape
+        host[:count] = flat_places(blocks, (groups, num_rows, num_blocks))
         host[count:second] = blocks[:, 3]
         host[second:third] = rows
         host[third:total] = params.ravel()

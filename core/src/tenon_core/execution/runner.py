@@ -174,9 +174,11 @@ class Runner:
             max_rows=max([limits.max_rows, *(key.rows for key in sizes)]),
             max_logits=max([max_logits, *(key.logits for key in sizes)]),
             axes=model.spec.position_axes,
-            dummy_row=limits.max_rows,
+            tables=(len(model.groups), limits.max_rows + 1, limits.max_blocks),
             depth=limits.depth + 2,
         )
+        self._tables = self._rows.state.block_tables.unbind(0)
+        self._last_key: tuple[ShapeKey, ShapeKey] | None = None  # (need, key): steady steps ask for the same
         self._plans: dict[ShapeKey, list[Any]] = {}
         self._results: list[dict[Any, list[Tensor]]] = [{} for _ in range(limits.depth + 2)]
         self._turn = 0
@@ -188,12 +190,15 @@ class Runner:
 
     def launch(self, delta: StepDelta) -> StepHandle:
         """Queue one step and the copy of its results."""
-        self._rows.apply(delta)
-        if len(delta.block_copies):
-            self._copy_blocks(delta.block_copies)
         host = _host_batch(delta)
-        key = self.policy.key(_need(delta, host))
+        key = self._key(_need(delta, host))
+        carried = self._packer.carries_writes(delta, key)
+        self._rows.apply(delta, step_carries_writes=carried)
+        if delta.block_copies.shape[0]:
+            self._copy_blocks(delta.block_copies)
         inputs = self._packer.pack(delta, key, host)
+        if carried and delta.block_writes.shape[0]:
+            self._rows.write_blocks(inputs.write_places, inputs.write_blocks)
         call = StepCall(inputs=inputs, plans=self._plan(key, inputs))
         outputs: StepOutputs = self.step.run(key, call)
         return self._collect(outputs, host.num_logits)
@@ -220,6 +225,11 @@ class Runner:
         """Compilations so far, of all executables."""
         return sum(executable.num_compiles for executable in self.executables)
 
+    def _key(self, need: ShapeKey) -> ShapeKey:
+        if self._last_key is None or self._last_key[0] != need:
+            self._last_key = (need, self.policy.key(need))
+        return self._last_key[1]
+
     def _plan(self, key: ShapeKey, inputs: StepInputs) -> list[Any]:
         batches = [
             AttentionBatch(
@@ -234,7 +244,7 @@ class Runner:
                 key=key,
                 host=inputs.host,
             )
-            for block_table in self._rows.state.block_tables.unbind(0)
+            for block_table in self._tables
         ]
         backends = [group.backend for group in self.model.groups]
         known = self._plans.get(key) if key.static else None

@@ -18,7 +18,7 @@ class PrepareInputsSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class RowWritesSpec(Spec):
-    """Apply what changed in the rows since the last step: block-table entries and parameters."""
+    """Apply what changed in the rows since the last step, before it is planned: table entries, new rows' parameters."""
 
     op: ClassVar[str] = "row_writes"
     num_groups: int

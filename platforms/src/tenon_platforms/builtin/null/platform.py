@@ -20,6 +20,7 @@ from ...kv_layout import KVLayout, LayoutKind
 from ...model import ModelSpec
 from ...ops.attention import AttentionSpec
 from ...ops.kernel import Kernel, KernelFlags
+from ...ops.rows import RowWritesSpec
 from ...ops.table import OpTable
 from ...platform import Platform
 from ...shapes import LatticeShapes, ScheduleLimits, ShapeKey, ShapePolicy
@@ -126,6 +127,14 @@ class NullPlatform(Platform):
         def make(spec: AttentionSpec) -> Kernel:
             return attention_kernel("null", NullAttention(spec), flags=KernelFlags(batch_invariant=True))
 
+        def write_nothing(spec: RowWritesSpec) -> Kernel:
+            return Kernel(
+                name="null",
+                run=lambda state, places, blocks, rows, params: None,
+                flags=KernelFlags(batch_invariant=True),
+            )
+
+        table.offer(RowWritesSpec, "null", write_nothing)
         features = {"attention.sliding_window", "attention.soft_cap", "attention.sinks"}
         table.offer(AttentionSpec, "null", make, features=features)
 
