@@ -77,7 +77,7 @@ class ModelBuilder:
         return tuple(groups)
 
     def _layer(self, index: int, group: LayerGroup) -> BuiltLayer:
-        layer, names = self.spec.layers[index], _at(self.names, index)
+        layer, names = self.spec.layers[index], self.names.at(index)
         if index:
             pre_mixer: Bound | FirstNorm = self._add_norm(layer.pre_mixer, names.pre_mixer)
         else:
@@ -262,17 +262,6 @@ class ModelBuilder:
         for tensor in _tensors(bound.weights):
             self._bytes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
         return bound
-
-
-def _at(names: WeightNames, layer: int) -> WeightNames:
-    """The patterns with this layer's number in place; experts keep `{e}`."""
-
-    def place(pattern: Any) -> Any:
-        if isinstance(pattern, tuple):
-            return tuple(place(item) for item in pattern)
-        return pattern.replace("{i}", str(layer))
-
-    return WeightNames(**{name: place(getattr(names, name)) for name in WeightNames.__dataclass_fields__})
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

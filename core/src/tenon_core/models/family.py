@@ -7,7 +7,7 @@ under these names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tenon_platforms.model import ModelSpec
@@ -47,6 +47,15 @@ class WeightNames:
     pre_ffn: str = "model.layers.{i}.post_attention_layernorm"
     post_mixer: str = ""
     post_ffn: str = ""
+
+    def at(self, layer: int) -> WeightNames:
+        """The patterns with this layer's number in place; experts keep `{e}`."""
+        place = str(layer)
+
+        def fill(pattern: Any) -> Any:
+            return tuple(map(fill, pattern)) if isinstance(pattern, tuple) else pattern.replace("{i}", place)
+
+        return WeightNames(**{item.name: fill(getattr(self, item.name)) for item in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,22 @@ tensor comes in its stored type, a quantized one as blocks with its scheme.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
+from tenon_platforms.model import ModelSpec, MoE
 from tenon_platforms.ops.linear import Dense, WeightScheme
+from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.weights import PartTensors
+from tenon_platforms.torch_dtypes import to_torch
 from torch import Tensor
+
+from .family import WeightNames
 
 
 class WeightSource(Protocol):
@@ -71,8 +77,6 @@ class WeightReader:
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A small dense tensor (norms, biases) in `dtype`, expanded where it is stored otherwise."""
-        from tenon_platforms.ops.linear_reference import dense_weight
-
         return dense_weight(self.scheme(name), self.part(name, shape), dtype)
 
     def _require(self, name: str) -> None:
@@ -82,15 +86,20 @@ class WeightReader:
 
 @dataclass(slots=True, kw_only=True)
 class DummySource:
-    """Random weights of the right shapes for benchmarks (`--load-format dummy`): normal, deviation 0.02, from a seed.
+    """Random weights for benchmarks and tests (`--load-format dummy`): normal, from a seed; norms are ones.
 
-    shapes: name -> shape, filled by whoever builds the model's list of names.
+    shapes: name -> shape. A tensor's values depend on its name and the seed alone.
     """
 
     shapes: dict[str, tuple[int, ...]]
     dtype: DType
     seed: int = 0
     deviation: float = 0.02
+
+    @classmethod
+    def for_model(cls, spec: ModelSpec, names: WeightNames, *, dtype: DType, seed: int = 0) -> DummySource:
+        """Every tensor that building `spec` reads."""
+        return cls(shapes=dict(tensor_shapes(spec, names)), dtype=dtype, seed=seed)
 
     def has(self, name: str) -> bool:
         return name in self.shapes
@@ -102,12 +111,41 @@ class DummySource:
         return self.shapes[name]
 
     def tensors(self, name: str) -> PartTensors:
-        from tenon_platforms.torch_dtypes import to_torch
-
-        seed = self.seed * 1_000_003 + sum(ord(character) * (place + 1) for place, character in enumerate(name))
-        generator = torch.Generator().manual_seed(seed % (1 << 63))
-        shape = self.shapes[name]
+        shape, dtype = self.shapes[name], to_torch(self.dtype)
         if "norm" in name:
-            return {"weight": torch.ones(shape, dtype=to_torch(self.dtype))}
-        values = torch.empty(shape, dtype=torch.float32).normal_(0, self.deviation, generator=generator)
-        return {"weight": values.to(to_torch(self.dtype))}
+            return {"weight": torch.ones(shape, dtype=dtype)}
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + (self.seed << 32))
+        return {"weight": torch.empty(shape, dtype=torch.float32).normal_(0, self.deviation, generator=generator).to(dtype)}
+
+
+def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor that building `spec` reads; experts one by one."""
+    hidden = spec.hidden
+    yield f"{names.embedding}.weight", (spec.vocab_size, hidden)
+    yield f"{names.final_norm}.weight", (hidden,)
+    if not spec.head.tied:
+        yield f"{names.head}.weight", (spec.vocab_size, hidden)
+    for index, layer in enumerate(spec.layers):
+        at, mixer, ffn = names.at(index), layer.mixer, layer.ffn
+        query, keys = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
+        for name, features in ((at.q, query), (at.k, keys), (at.v, keys)):
+            yield f"{name}.weight", (features, hidden)
+            if mixer.qkv_bias:
+                yield f"{name}.bias", (features,)
+        yield f"{at.out}.weight", (hidden, query)
+        if mixer.out_bias:
+            yield f"{at.out}.bias", (hidden,)
+        if mixer.qk_norm is not None:
+            yield f"{at.q_norm}.weight", (mixer.head_dim,)
+            yield f"{at.k_norm}.weight", (mixer.head_dim,)
+        norms = (at.pre_mixer, at.pre_ffn, at.post_mixer, at.post_ffn)
+        yield from ((f"{name}.weight", (hidden,)) for name in norms if name)
+        shapes = ((ffn.intermediate, hidden), (ffn.intermediate, hidden), (hidden, ffn.intermediate))
+        if isinstance(ffn, MoE):
+            yield f"{at.router}.weight", (ffn.num_experts, hidden)
+            for expert in range(ffn.num_experts):
+                for pattern, shape in zip(at.experts, shapes, strict=True):
+                    yield f"{pattern.format(e=expert)}.weight", shape
+        else:
+            for name, shape in zip((at.gate, at.up, at.down), shapes, strict=True):
+                yield f"{name}.weight", shape

@@ -1,0 +1,287 @@
+"""Start-up: from an `EngineConfig` to an engine that has answered a real request.
+
+The phases of a start, in order, each timed and reported: select the platform, open the checkpoint, adjust the
+configuration, build the model, plan memory and assemble, warm the shape lattice, run one request. Nothing here knows
+a device; what it decides is kept in a `ResolvedPlan`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tenon_platforms.adjustments import Ledger
+from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError, DeviceError
+from tenon_platforms.hookspecs import control_plane
+from tenon_platforms.manifest import Manifest
+from tenon_platforms.model import ModelSpec
+from tenon_platforms.options import parse_platform_options
+from tenon_platforms.platform import Platform
+from tenon_platforms.selection import SelectionRequest, load_selected, select
+from tenon_platforms.version import contract_version_text
+
+from tenon_core.config import EngineConfig
+from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
+from tenon_core.loading.progress import progress
+from tenon_core.loading.sources import resolve_model
+from tenon_core.models.family import Family
+from tenon_core.models.registry import family_of
+from tenon_core.models.weights import DummySource, WeightSource
+from tenon_core.sampling.params import SamplingParams
+
+from .assembly import Assembled, ModelSource, Sockets, assemble
+from .engine import Engine
+from .messages import FinishReason, GenerateRequest
+from .plan import ResolvedPlan, kernel_map
+from .weight_source import CheckpointSource
+
+LOG = logging.getLogger(__name__)
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+PROBE_TOKENS = 2  # the start-up request's output: one prefill and one decode
+
+
+@dataclass(slots=True, kw_only=True)
+class StartReport:
+    """What a start decided and how long it took. seconds: phase -> seconds."""
+
+    plan: ResolvedPlan
+    ledger: Ledger
+    assembled: Assembled
+    manifest: Manifest
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Clock:
+    """Times phases and tells who wants to know."""
+
+    on_phase: Callable[[str, float], None]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self.on_phase(name, self.seconds[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A model whose configuration was read: its family, its spec, and where its weights are."""
+
+    checkpoint: Checkpoint
+    family: Family
+    spec: ModelSpec
+    max_model_len: int
+
+
+def start_engine(config: EngineConfig, *, on_phase: Callable[[str, float], None] | None = None) -> Engine:
+    """Start an engine and run one request on it. Raises `TenonError` with a remedy."""
+    return start_with_report(config, on_phase=on_phase)[0]
+
+
+def start_with_report(
+    config: EngineConfig, *, on_phase: Callable[[str, float], None] | None = None
+) -> tuple[Engine, StartReport]:
+    """As `start_engine`, with what was decided on the way."""
+    clock = _Clock(on_phase=on_phase or (lambda name, seconds: None))
+    with clock.phase("select platform"):
+        platform, manifest = select_platform(config)
+        sockets = Sockets.open(platform)
+    with clock.phase("open model"):
+        opened = open_model(config)
+    ledger, config = adjust(config, sockets, opened)
+    dtype, kv_dtype = effective_dtypes(config, sockets.capabilities, opened, ledger)
+    with clock.phase("load weights"):
+        assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype)
+    if line := assembled.table.reference_line():
+        LOG.warning("%s", line)
+    with clock.phase("warm up"), _no_garbage_collection():
+        for key in assembled.policy.eager_keys():
+            assembled.runner.prepare(key)
+    plan = resolved_plan(config, platform, manifest, assembled, dtype, kv_dtype)
+    with clock.phase("first request"):
+        answer_one(assembled.engine)
+    group = platform.collectives(sockets.device, rank=0, size=1, address="")
+    if not group.agree(plan.fingerprint()):
+        raise DeviceError("the ranks resolved different plans", remedy="use the same packages and flags on every rank")
+    assembled.engine.mark_ready()
+    control_plane().ready(plan.to_dict())
+    report = StartReport(plan=plan, ledger=ledger, assembled=assembled, manifest=manifest, seconds=clock.seconds)
+    return assembled.engine, report
+
+
+def select_platform(config: EngineConfig) -> tuple[Platform, Manifest]:
+    """The platform that this machine and configuration call for, imported and made with its options."""
+    selection = select(SelectionRequest(platform=config.platform.platform))
+    for warning in selection.warnings:
+        LOG.warning("%s", warning)
+    options, notes = parse_platform_options(config.platform.platform_opt, selection.manifest)
+    for note in notes:
+        LOG.info("%s", note)
+    platform: Platform = load_selected(selection)(options)
+    control_plane().platform_loaded(platform)
+    return platform, selection.manifest
+
+
+def open_model(config: EngineConfig) -> OpenModel:
+    """Find the model, read its configuration and make its spec; no weights are read."""
+    path: Path = resolve_model(
+        config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir
+    )
+    checkpoint = open_checkpoint(path)
+    family = family_of(checkpoint.config)
+    own_limit = int(checkpoint.config.get("max_position_embeddings") or 2048)
+    max_model_len = config.model.max_model_len or own_limit
+    if max_model_len > own_limit:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}; the model's own limit is {own_limit}",
+            remedy=f"pass --max-model-len {own_limit} or less",
+        )
+    return OpenModel(
+        checkpoint=checkpoint,
+        family=family,
+        spec=family.spec(checkpoint.config, max_model_len),
+        max_model_len=max_model_len,
+    )
+
+
+def adjust(config: EngineConfig, sockets: Sockets, opened: OpenModel) -> tuple[Ledger, EngineConfig]:
+    """The ledger of what the platform needs otherwise, and the configuration with it applied."""
+    ledger = Ledger(strict=config.platform.strict)
+    values = config.flat()
+    for adjustment in sockets.platform.adjustments(values, opened.spec):
+        ledger.add(adjustment)
+        values[adjustment.field] = adjustment.effective
+    limit = sockets.capabilities.max_model_len
+    if limit is not None and opened.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {opened.max_model_len}; platform {sockets.platform.name!r} goes up to {limit}",
+            remedy=f"pass --max-model-len {limit}",
+        )
+    for line in ledger.lines():
+        LOG.info("%s", line)
+    return ledger, EngineConfig.from_flat(**values)
+
+
+def effective_dtypes(
+    config: EngineConfig, capabilities: Capabilities, opened: OpenModel, ledger: Ledger
+) -> tuple[DType, DType]:
+    """Types of activations and of the KV cache. "auto": the checkpoint's where the platform lists it, else its first."""
+    wanted = DTYPE_ALIASES.get(config.model.dtype, config.model.dtype)
+    if wanted == "auto":
+        stored = checkpoint_dtype(opened.checkpoint.config)
+        dtype = stored if stored in capabilities.dtypes else capabilities.dtypes[0]
+    else:
+        dtype = DType(wanted)
+        if dtype not in capabilities.dtypes:
+            raise ConfigError(
+                f"dtype {dtype} is not available here: available are {', '.join(map(str, capabilities.dtypes))}",
+                remedy="pass --dtype auto",
+            )
+    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DType(config.cache.kv_cache_dtype)
+    if kv_dtype not in capabilities.kv_dtypes:
+        raise ConfigError(
+            f"kv_cache_dtype {kv_dtype} is not available here: available are"
+            f" {', '.join(map(str, capabilities.kv_dtypes))}",
+            remedy="pass --kv-cache-dtype auto",
+        )
+    return dtype, kv_dtype
+
+
+def checkpoint_dtype(config: Mapping[str, Any]) -> DType | None:
+    """The type a configuration says its weights were saved in, if it is one of the contract's."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return DType(name) if name in DType._value2member_map_ else None
+
+
+def load(
+    config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DType, kv_dtype: DType
+) -> Assembled:
+    """Read the weights into kernels and assemble the engine."""
+    checkpoint, family = opened.checkpoint, opened.family
+    weights: WeightSource
+    if config.model.load_format == "dummy":
+        weights = DummySource.for_model(opened.spec, family.weights, dtype=dtype, seed=config.platform.seed)
+        total = 0
+    else:
+        weights = CheckpointSource(checkpoint.tensors, sockets.capabilities)
+        total = len(tuple(checkpoint.tensors.names()))
+    source = ModelSource(
+        name=config.model.model,
+        spec=opened.spec,
+        names=family.weights,
+        weights=weights,
+        eos_token_ids=tuple(checkpoint.eos_token_ids),
+    )
+    sockets.device.seed(config.platform.seed)
+    with sockets.device.inference_context(), progress("loading weights", total=total) as advance:
+        return assemble(
+            config,
+            sockets,
+            source,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=opened.max_model_len,
+            on_read=lambda name: advance(1),
+        )
+
+
+def resolved_plan(
+    config: EngineConfig,
+    platform: Platform,
+    manifest: Manifest,
+    assembled: Assembled,
+    dtype: DType,
+    kv_dtype: DType,
+) -> ResolvedPlan:
+    """Freeze what was decided."""
+    return ResolvedPlan(
+        contract=contract_version_text(),
+        platform=platform.name,
+        platform_version=manifest.version,
+        config=config.flat(),
+        model_fingerprint=assembled.model.spec.fingerprint(),
+        dtype=dtype.value,
+        kv_dtype=kv_dtype.value,
+        block_size=assembled.block_size,
+        num_blocks=assembled.memory.num_blocks,
+        kernels=kernel_map(assembled.table),
+        lattice=tuple(str(key) for key in assembled.policy.eager_keys()),
+    )
+
+
+def answer_one(engine: Engine) -> None:
+    """Run one real request to its end; raises `DeviceError` where it fails."""
+    count = min(PROBE_TOKENS, engine.facts.max_model_len - 1)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=count, ignore_eos=True)
+    prompt = np.zeros(1, dtype="<i4").tobytes()
+    engine.submit(GenerateRequest(id=0, prompt=prompt, params=params, cache_salt="start-up"))
+    while engine.has_work():
+        update = engine.step()
+        for finished in update.finished if update is not None else ():
+            if finished.reason != FinishReason.LENGTH:
+                raise DeviceError(f"the start-up request failed: {finished.message or finished.reason}")
+    engine.reset_prefix_cache()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Capture and compilation make many objects that live on; collecting among them costs seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
