@@ -7,10 +7,11 @@ architecture needs it. Listing imports nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from importlib_metadata import EntryPoint, entry_points
+
 from tenon_platforms.errors import ConfigError, PluginError
 
 SCHEDULERS = "tenon.schedulers"  # name -> factory(SchedulerContext) -> Scheduler
@@ -40,7 +41,7 @@ class Registration:
             ) from error
 
 
-@lru_cache(maxsize=None)
+@cache
 def registrations(group: str) -> dict[str, Registration]:
     """All entries of a group by name; two owners of one name raise `PluginError` naming both."""
     found: dict[str, Registration] = {}

@@ -50,11 +50,16 @@ class Adjustment:
 class Ledger:
     """All adjustments of one start-up, in the order they were applied.
 
-    strict: refuse semantic ones. entries: filled by `apply`.
+    strict: refuse semantic ones. entries: filled by `add` and `apply`.
     """
 
     strict: bool = False
     entries: list[Adjustment] = field(default_factory=list)
+
+    def add(self, item: Adjustment) -> None:
+        """Enter one adjustment. Raises `ConfigError` where it changes meaning and the ledger is strict."""
+        self._refuse_semantic([item])
+        self.entries.append(item)
 
     def apply(self, config: Mapping[str, Any], adjustments: Iterable[Adjustment]) -> dict[str, Any]:
         """The configuration after the adjustments; all or none are entered, and `config` is left as it is.
@@ -68,15 +73,18 @@ class Ledger:
             if effective[item.field] != item.effective:
                 effective[item.field] = item.effective
                 applied.append(item)
-        refused = [item for item in applied if item.severity == "semantic"] if self.strict else []
+        self._refuse_semantic(applied)
+        self.entries.extend(applied)
+        return effective
+
+    def _refuse_semantic(self, items: list[Adjustment]) -> None:
+        refused = [item for item in items if item.severity == "semantic"] if self.strict else []
         if refused:
             lines = "\n".join(f"  {item.line()}" for item in refused)
             raise ConfigError(
                 f"--strict refuses {len(refused)} adjustment(s) that change meaning:\n{lines}",
                 remedy="ask for the effective values yourself, choose another platform, or run without --strict",
             )
-        self.entries.extend(applied)
-        return effective
 
     def _check(self, item: Adjustment, effective: Mapping[str, Any], applied: list[Adjustment]) -> None:
         if item.field not in effective:

@@ -54,7 +54,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def write_kv(self, key: Tensor, value: Tensor, cache: Any, slots: Tensor) -> None:
-        """Store key and value, [tokens, kv heads, head_dim], at `slots` [tokens]; slot = block * block_size + offset."""
+        """Store key and value, [tokens, kv heads, head_dim], at `slots` [tokens]: block * block_size + offset."""
 
     @abstractmethod
     def run(self, inputs: GQAInputs, plan: Any) -> Tensor:

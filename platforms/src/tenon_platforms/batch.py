@@ -53,8 +53,9 @@ class RowState:
     """The rows' memory on the device; row `num_rows` is the dummy row on the null block.
 
     last_tokens: int32 [rows + 1], the newest token of each row. params: int32 [rows + 1, NUM_ROW_COLUMNS].
-    block_tables: int32 [groups, rows + 1, blocks], one table a layer group. counts: int32 [slots, 2, vocab]: prompt tokens (0 or 1),
-    output counts. edits: float32 [slots, 2, vocab] added to logits: always; up to EDIT_UNTIL. Slot 0 belongs to nobody.
+    block_tables: int32 [groups, rows + 1, blocks], one table a layer group. counts: int32 [slots, 2, vocab]: prompt
+    tokens (0 or 1), output counts. edits: float32 [slots, 2, vocab] added to logits: always; up to EDIT_UNTIL. Slot 0
+    belongs to nobody.
     """
 
     last_tokens: Tensor
@@ -91,8 +92,8 @@ class StepInputs:
     logit_index: [logits], which tokens give logits. logit_rows: [logits], the row sampled for, dummy: none.
     targets: [logits], a prompt's next token whose log-probability is wanted, -1: the sampled one.
     write_places, write_blocks: [groups * rows], block-table entries that are new with this step, as flat indices into
-    `RowState.block_tables`; padding rewrites the dummy row. `row_writes` applies them before `plan`. num_valid: [3], valid tokens, rows, logits: what lies past
-    them is padding.
+    `RowState.block_tables`; padding rewrites the dummy row. `row_writes` applies them before `plan`. num_valid: [3],
+    valid tokens, rows, logits: what lies past them is padding.
     """
 
     key: ShapeKey

@@ -10,6 +10,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fault(str, Enum):
-    """What an exception means. REQUEST: this batch's input; RETRYABLE: try the step again; LOST: restart the process."""
+    """What an exception means. REQUEST: this batch's input; RETRYABLE: try the step again; LOST: restart."""
 
     RETRYABLE = "retryable"
     REQUEST = "request-fatal"
@@ -181,10 +182,9 @@ def _host_memory() -> tuple[int, int]:
     total = page * os.sysconf("SC_PHYS_PAGES")
     free = page * os.sysconf("SC_AVPHYS_PAGES")
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    free = int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux: the page counts above stand
     limit = _cgroup_limit()
@@ -193,8 +193,7 @@ def _host_memory() -> tuple[int, int]:
 
 def _cgroup_limit() -> int:
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            text = file.read().strip()
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
         return int(text) if text.isdigit() else 2**63
     except OSError:
         return 2**63

@@ -48,8 +48,8 @@ class ShapeKey:
     """One point of the lattice, and the need of a step before rounding.
 
     tokens, rows, logits: padded sizes of the step's axes. max_query: most tokens of one row. blocks: most blocks of
-    one row. adapters: LoRA slots in use. mode: what the sampler does. static: every size is padded to the lattice, so an
-    executable prepared for this key serves every step that rounds to it.
+    one row. adapters: LoRA slots in use. mode: what the sampler does. static: every size is padded to the lattice, so
+    an executable prepared for this key serves every step that rounds to it.
     """
 
     tokens: int
@@ -84,9 +84,13 @@ class ScheduleLimits:
 
 
 class ShapePolicy(ABC):
-    """Rounds a step's need to a key. `limits` are final: the scheduler obeys them."""
+    """Rounds a step's need to a key. `limits` are final: the scheduler obeys them.
+
+    strict: nothing outside the lattice may run, so core makes every tensor in its final size at the start.
+    """
 
     limits: ScheduleLimits
+    strict: bool = False
 
     @abstractmethod
     def key(self, need: ShapeKey) -> ShapeKey:
@@ -154,9 +158,7 @@ class LatticeShapes(ShapePolicy):
                     )
         for rows in reversed(self.decode_rows):
             for mode in modes:
-                yield ShapeKey(
-                    tokens=rows, rows=rows, logits=rows, max_query=1, blocks=blocks, mode=mode, static=True
-                )
+                yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=blocks, mode=mode, static=True)
 
     def _pad(self, need: ShapeKey, *, tokens: int, rows: int, logits: int) -> ShapeKey:
         mode = next((mode for mode in self.modes if mode.union(need.mode) == mode), need.mode)

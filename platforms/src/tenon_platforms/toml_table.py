@@ -71,9 +71,7 @@ class Table:
         """Raise for keys that nobody asked for."""
         unknown = sorted(set(self._data) - self._asked)
         if unknown:
-            raise ConfigError(
-                f"{self.where}: unknown key {unknown[0]!r}: known are {', '.join(sorted(self._asked))}"
-            )
+            raise ConfigError(f"{self.where}: unknown key {unknown[0]!r}: known are {', '.join(sorted(self._asked))}")
 
     def _typed(self, key: str, kind: type[T]) -> T:
         self._asked.add(key)

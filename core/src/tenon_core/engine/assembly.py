@@ -9,17 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tenon_platforms.attention import AttentionBackend
-from tenon_platforms.capabilities import Capabilities
-from tenon_platforms.device import Device
-from tenon_platforms.dtypes import DType
-from tenon_platforms.errors import ConfigError
-from tenon_platforms.execution import EngineLimits, Execution
-from tenon_platforms.model import ModelSpec
-from tenon_platforms.ops.table import OpTable
-from tenon_platforms.platform import Platform
-from tenon_platforms.shapes import ShapePolicy
-
 from tenon_core.config import EngineConfig
 from tenon_core.execution.executor import InlineExecutor
 from tenon_core.execution.memory import MemoryPlan, activation_bytes, plan_memory
@@ -31,6 +20,16 @@ from tenon_core.models.model import Model
 from tenon_core.models.weights import WeightReader, WeightSource
 from tenon_core.sampling.validate import ModelFacts
 from tenon_core.state.rows import RowTable
+from tenon_platforms.attention import AttentionBackend
+from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.device import Device
+from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
+from tenon_platforms.execution import EngineLimits, Execution
+from tenon_platforms.model import ModelSpec
+from tenon_platforms.ops.table import OpTable
+from tenon_platforms.platform import Platform
+from tenon_platforms.shapes import ShapePolicy
 
 from .deltas import DeltaBuilder
 from .engine import Engine

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tenon_platforms.shapes import SamplingMode
 
 from tenon_core.execution.delta import NO_BLOCKS, NO_COPIES, StepDelta
 from tenon_core.state.rows import RowTable
+from tenon_platforms.shapes import SamplingMode
 
 from .kv_memory import KVMemory
 from .row_params import ModeUnion, row_start, sampling_mode

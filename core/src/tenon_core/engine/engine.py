@@ -15,13 +15,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-from tenon_platforms.device import Device, Fault
-from tenon_platforms.errors import CapacityError, DeviceError
-
 from tenon_core.execution.executor import Executor
 from tenon_core.sampling.validate import ModelFacts, validate_request
 from tenon_core.state.rows import RowTable
+from tenon_platforms.device import Device, Fault
+from tenon_platforms.errors import CapacityError, DeviceError
 
 from .deltas import DeltaBuilder
 from .kv_memory import KVMemory

@@ -68,7 +68,8 @@ class OutputRouter:
         self.num_generated += len(tokens)
         if flight.schedule.chunks and self.memory.prefix_cache.enabled:
             self._publish(flight.schedule)
-        logprobs = prompts = ()
+        logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+        prompts: tuple[PromptInfo, ...] = ()
         if result.logprobs is not None or flight.schedule.chunks:
             prompts = self._prompts(flight, result.logprobs)
         if result.logprobs is not None:
@@ -141,7 +142,7 @@ class OutputRouter:
             sequence, wanted = chunk.sequence, prompt_targets(chunk)
             if wanted and logprobs is not None:
                 count = sequence.params.prompt_logprobs or 0
-                for step in range(wanted):
+                for _ in range(wanted):
                     target = int(flight.delta.prompt_targets[place - len(flight.sampled), 1])
                     sequence.prompt_logprobs.append(token_logprobs(logprobs, place, target, count))
                     place += 1

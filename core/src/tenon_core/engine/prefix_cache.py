@@ -69,9 +69,7 @@ class PrefixCache:
             if shorter == length:
                 break
             length = shorter
-        return [
-            self._needed(found[group], length, window) for group, window in enumerate(self.windows)
-        ]
+        return [self._needed(found[group], length, window) for group, window in enumerate(self.windows)]
 
     def count(self, num_tokens: int, num_cached: int) -> None:
         """A prompt of `num_tokens` was admitted with so many of them cached."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 
 import numpy as np
+
+from tenon_core.execution.delta import RowStart
 from tenon_platforms.batch import FLOAT_COLUMNS, NUM_ROW_COLUMNS, RowColumn
 from tenon_platforms.noise import sequence_key
 from tenon_platforms.shapes import SamplingMode
-
-from tenon_core.execution.delta import RowStart
 
 from .sequence import Sequence
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tenon_platforms.shapes import ScheduleLimits
 
 from tenon_core.state.rows import RowTable
+from tenon_platforms.shapes import ScheduleLimits
 
 from .kv_memory import KVMemory
 from .sequence import NO_ROW, Sequence, SequenceState
@@ -369,7 +369,7 @@ class DefaultScheduler:
             self._memory.blocks_for(len(one.tokens)) - int(self._table.num_blocks[one.row]) * self._memory.num_groups
             for one in self._prefilling
         )
-        rows = np.flatnonzero(self._decoding)
+        rows = np.flatnonzero(self._decoding).astype(np.int32)
         return max(kept, 0) + (self._memory.growth_of(rows, ADMISSION_HEADROOM) if len(rows) else 0)
 
     # leaving

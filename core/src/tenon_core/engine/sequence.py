@@ -29,7 +29,7 @@ class SequenceState(Enum):
     UNBORN = "unborn"
     PREFILLING = "prefilling"
     DECODING = "decoding"
-    LAST_TOKEN = "last token"  # noqa: S105 - a state, not a secret
+    LAST_TOKEN = "last token"
     PREEMPTED = "preempted"
     ENDED = "ended"
 

@@ -17,17 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tenon_platforms.adjustments import Ledger
-from tenon_platforms.capabilities import Capabilities
-from tenon_platforms.dtypes import DType
-from tenon_platforms.errors import ConfigError, DeviceError
 from tenon_platforms.hookspecs import control_plane
 from tenon_platforms.manifest import Manifest
-from tenon_platforms.model import ModelSpec
 from tenon_platforms.options import parse_platform_options
-from tenon_platforms.platform import Platform
 from tenon_platforms.selection import SelectionRequest, load_selected, select
-from tenon_platforms.version import contract_version_text
 
 from tenon_core.config import EngineConfig
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
@@ -37,6 +30,13 @@ from tenon_core.models.family import Family
 from tenon_core.models.registry import family_of
 from tenon_core.models.weights import DummySource, WeightSource
 from tenon_core.sampling.params import SamplingParams
+from tenon_platforms.adjustments import Ledger
+from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError, DeviceError
+from tenon_platforms.model import ModelSpec
+from tenon_platforms.platform import Platform
+from tenon_platforms.version import contract_version_text
 
 from .assembly import Assembled, ModelSource, Sockets, assemble
 from .engine import Engine
@@ -136,9 +136,7 @@ def select_platform(config: EngineConfig) -> tuple[Platform, Manifest]:
 
 def open_model(config: EngineConfig) -> OpenModel:
     """Find the model, read its configuration and make its spec; no weights are read."""
-    path: Path = resolve_model(
-        config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir
-    )
+    path: Path = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir)
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.config)
     own_limit = int(checkpoint.config.get("max_position_embeddings") or 2048)
@@ -177,7 +175,7 @@ def adjust(config: EngineConfig, sockets: Sockets, opened: OpenModel) -> tuple[L
 def effective_dtypes(
     config: EngineConfig, capabilities: Capabilities, opened: OpenModel, ledger: Ledger
 ) -> tuple[DType, DType]:
-    """Types of activations and of the KV cache. "auto": the checkpoint's where the platform lists it, else its first."""
+    """Types of activations and of the KV cache. "auto": the checkpoint's where the platform lists it, or its first."""
     wanted = DTYPE_ALIASES.get(config.model.dtype, config.model.dtype)
     if wanted == "auto":
         stored = checkpoint_dtype(opened.checkpoint.config)
@@ -205,9 +203,7 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> DType | None:
     return DType(name) if name in DType._value2member_map_ else None
 
 
-def load(
-    config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DType, kv_dtype: DType
-) -> Assembled:
+def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DType, kv_dtype: DType) -> Assembled:
     """Read the weights into kernels and assemble the engine."""
     checkpoint, family = opened.checkpoint, opened.family
     weights: WeightSource

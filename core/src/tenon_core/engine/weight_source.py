@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from tenon_core.loading.tensors import TensorInfo, TensorSource
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.ops.linear import Dense, GGUFBlocks, WeightScheme
 from tenon_platforms.ops.weights import PartTensors
-
-from tenon_core.loading.tensors import TensorInfo, TensorSource
 
 
 class CheckpointSource:
@@ -31,7 +30,8 @@ class CheckpointSource:
         return scheme
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors.info(name).shape
+        shape: tuple[int, ...] = self._tensors.info(name).shape
+        return shape
 
     def tensors(self, name: str) -> PartTensors:
         key = "blocks" if isinstance(scheme_of(self._tensors.info(name)), GGUFBlocks) else "weight"

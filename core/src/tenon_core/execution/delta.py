@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
 from tenon_platforms.shapes import GREEDY, SamplingMode
 
 Int32 = npt.NDArray[np.int32]

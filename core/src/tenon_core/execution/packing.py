@@ -1,6 +1,7 @@
 """Packing a step's index tensors: one int32 buffer on the host, one copy, views of it on the device.
 
-    [ num_valid | token_ids | positions | token_rows | rows | query_starts | seq_lens | logit_index | logit_rows | targets | writes ]
+    [ num_valid | token_ids | positions | token_rows | rows | query_starts | seq_lens |
+      logit_index | logit_rows | targets | write_places | write_blocks ]
 
 Views are made once per padded size and kept, so a static key always sees the same tensors and a steady decode step
 writes a few slices. Host buffers rotate, because the device may still be reading the last ones.
@@ -14,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from tenon_platforms.batch import HostBatch, StepInputs
 from tenon_platforms.device import Device
 from tenon_platforms.shapes import ShapeKey
-from torch import Tensor
 
 from .delta import Int32, StepDelta
 
@@ -77,7 +79,7 @@ class StepPacker:
 
     def carries_writes(self, delta: StepDelta, key: ShapeKey) -> bool:
         """Whether the step's inputs have room for all of the delta's block writes."""
-        return delta.block_writes.shape[0] <= self._tables[0] * key.rows
+        return len(delta.block_writes) <= self._tables[0] * key.rows
 
     def pack(self, delta: StepDelta, key: ShapeKey, host: HostBatch) -> StepInputs:
         """Write the delta into the next host buffer, queue its copy, and return the device's views."""

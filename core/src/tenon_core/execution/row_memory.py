@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, RowState
 from tenon_platforms.device import Device
 from tenon_platforms.ops.kernel import Kernel

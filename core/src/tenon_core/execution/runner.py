@@ -7,11 +7,15 @@ row needs the host between them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from tenon_core.models.model import Model, StepContext
 from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
 from tenon_platforms.device import Device, Event
 from tenon_platforms.execution import Executable, Execution
@@ -19,9 +23,6 @@ from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.shapes import ShapeKey, ShapePolicy
-from torch import Tensor
-
-from tenon_core.models.model import Model, StepContext
 
 from .delta import Int32, StepDelta
 from .packing import StepPacker
@@ -41,12 +42,12 @@ class RunnerLimits:
 
 @dataclass(slots=True, kw_only=True)
 class StepCall:
-    """What an executable is called with: the step's inputs, each group's batch and plan, and the grammar's mask."""
+    """What an executable is called with: the step's inputs, each group's plan, and what came in between."""
 
     inputs: StepInputs
     plans: list[Any]
+    logits: Tensor | None = None  # between *forward* and *sample*
     grammar_mask: Tensor | None = None
-    hidden: Tensor | None = None
 
     @property
     def key(self) -> ShapeKey:
@@ -74,6 +75,10 @@ class StepResult:
     tokens: Int32
     num_accepted: Int32 | None = None
     logprobs: HostLogprobs | None = None
+
+
+GrammarMasks = Callable[[], Int32]
+"""int32 [padded logits, ceil(vocab / 32)], as `SamplingBatch.grammar_mask`."""
 
 
 class LaunchedStep(Protocol):
@@ -147,9 +152,9 @@ class Runner:
         limits: RunnerLimits,
     ) -> None:
         vocab = model.spec.vocab_size
-        strict = getattr(policy, "strict", False)
+        strict = policy.strict
         max_logits = max(policy.limits.max_tokens, limits.max_rows)
-        sizes = [key for key in policy.eager_keys()]
+        sizes = list(policy.eager_keys())
         self.model = model
         self.policy = policy
         self._device = device
@@ -188,8 +193,11 @@ class Runner:
 
     # the hot path
 
-    def launch(self, delta: StepDelta) -> StepHandle:
-        """Queue one step and the copy of its results."""
+    def launch(self, delta: StepDelta, masks: GrammarMasks | None = None) -> StepHandle:
+        """Queue one step and the copy of its results.
+
+        masks: called once *forward* is queued, for the tokens that grammars allow each logit row.
+        """
         host = _host_batch(delta)
         key = self._key(_need(delta, host))
         carried = self._packer.carries_writes(delta, key)
@@ -200,7 +208,12 @@ class Runner:
         if carried and delta.block_writes.shape[0]:
             self._rows.write_blocks(inputs.write_places, inputs.write_blocks)
         call = StepCall(inputs=inputs, plans=self._plan(key, inputs))
-        outputs: StepOutputs = self.step.run(key, call)
+        if masks is None:
+            outputs: StepOutputs = self.step.run(key, call)
+        else:
+            call.logits = self.forward.run(key, call)
+            call.grammar_mask = self._to_device(masks())
+            outputs = self.sample.run(key, call)
         return self._collect(outputs, host.num_logits)
 
     def prepare(self, key: ShapeKey) -> None:
@@ -251,9 +264,7 @@ class Runner:
         if known is None:
             plans = [backend.plan(batch) for backend, batch in zip(backends, batches, strict=True)]
         else:
-            plans = [
-                backend.update(plan, batch) for backend, plan, batch in zip(backends, known, batches, strict=True)
-            ]
+            plans = [backend.update(plan, batch) for backend, plan, batch in zip(backends, known, batches, strict=True)]
         if key.static:
             self._plans[key] = plans
         return plans
@@ -283,11 +294,15 @@ class Runner:
             with_logprobs=outputs.logprobs is not None,
         )
 
-    def _copy_blocks(self, pairs: Int32) -> None:
-        staged = self._device.host_buffer(pairs.shape, torch.int32)
-        staged.numpy()[:] = pairs
-        target = self._device.empty(pairs.shape, torch.int32)
+    def _to_device(self, array: Int32) -> Tensor:
+        staged = self._device.host_buffer(array.shape, torch.int32)
+        staged.numpy()[:] = array
+        target = self._device.empty(array.shape, torch.int32)
         self._device.copy(target, staged)
+        return target
+
+    def _copy_blocks(self, pairs: Int32) -> None:
+        target = self._to_device(pairs)
         self.model.groups[0].backend.copy_blocks(self._pool(), target[:, 0], target[:, 1])
 
     def _pool(self) -> list[Any]:
@@ -305,8 +320,8 @@ class Runner:
 
     def _sample(self, call: StepCall, logits: Tensor | None = None) -> StepOutputs:
         inputs, state, mode = call.inputs, self._rows.state, call.inputs.key.mode
-        logits = call.hidden if logits is None else logits
-        assert logits is not None
+        logits = call.logits if logits is None else logits
+        assert logits is not None, "sample runs after forward"
         batch = SamplingBatch(
             mode=mode,
             positions=inputs.positions[0].index_select(0, inputs.logit_index) + 1,

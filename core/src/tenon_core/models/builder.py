@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tenon_platforms.attention import AttentionBackend, AttentionKernel
+from torch import Tensor
+
+from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.model import GatedMLP, Layer, ModelSpec, MoE, NormSpec
@@ -27,7 +29,6 @@ from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
-from torch import Tensor
 
 from .family import WeightNames
 from .groups import plan_groups
@@ -200,9 +201,7 @@ class ModelBuilder:
         spec = MergedLinearSpec(in_features=hidden, parts=(part,), dtype=self.dtype)
         return self._bind(spec, LinearWeights(parts=(embedding,)), "embedding", "head")
 
-    def _linear(
-        self, width: int, parts: Iterable[tuple[str, str, int]], *, shard: str, unit: int, bias: bool
-    ) -> Bound:
+    def _linear(self, width: int, parts: Iterable[tuple[str, str, int]], *, shard: str, unit: int, bias: bool) -> Bound:
         spec, weights = self._linear_weights(width, tuple(parts), shard=shard, unit=unit, bias=bias)
         return self._bind(spec, weights, spec.parts[0].name)
 
@@ -273,5 +272,3 @@ def _tensors(value: Any) -> Iterable[Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)
-
-

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from tenon_platforms.attention import AttentionBackend
 from tenon_platforms.batch import GQAInputs
 from tenon_platforms.model import ModelSpec
 from tenon_platforms.ops.kernel import Kernel
-from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

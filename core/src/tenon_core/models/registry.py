@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tenon_platforms.errors import ConfigError, PluginError
-
 from tenon_core.hookspecs import MODELS, registrations
+from tenon_platforms.errors import ConfigError, PluginError
 
 from .family import Family
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.model import ModelSpec, MoE
@@ -19,7 +21,6 @@ from tenon_platforms.ops.linear import Dense, WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.weights import PartTensors
 from tenon_platforms.torch_dtypes import to_torch
-from torch import Tensor
 
 from .family import WeightNames
 
@@ -115,7 +116,9 @@ class DummySource:
         if "norm" in name:
             return {"weight": torch.ones(shape, dtype=dtype)}
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + (self.seed << 32))
-        return {"weight": torch.empty(shape, dtype=torch.float32).normal_(0, self.deviation, generator=generator).to(dtype)}
+        return {
+            "weight": torch.empty(shape, dtype=torch.float32).normal_(0, self.deviation, generator=generator).to(dtype)
+        }
 
 
 def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tuple[int, ...]]]:

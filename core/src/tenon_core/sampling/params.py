@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import msgspec
+
 from tenon_platforms.errors import RequestError
 
 # Field -> (least, greatest). Both inclusive. A list's entry bounds its length.
@@ -68,12 +69,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            msgspec.structs.force_setattr(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
-            value = getattr(self, name)
-            if isinstance(value, list):
+            value: Any = getattr(self, name)
+            if isinstance(value, str):
+                value = (value,)
+            if isinstance(value, (list, tuple)):
                 msgspec.structs.force_setattr(self, name, tuple(value))
+            elif value is not None:
+                raise RequestError(f"{name} is {value!r:.80}: expected a list", param=name)
         for name, (least, greatest) in CEILINGS.items():
             _check_number(name, getattr(self, name), least, greatest)
         for name, longest in LENGTH_CEILINGS.items():
@@ -84,6 +87,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"stop holds {text!r:.80}: each stop string needs 1 to {MAX_STOP_CHARACTERS} characters",
                     param="stop",
                 )
+        if not isinstance(self.logit_bias, dict):
+            raise RequestError(
+                f"logit_bias is {self.logit_bias!r:.80}: expected a map of ids to numbers", param="logit_bias"
+            )
         for token, bias in self.logit_bias.items():
             if not (isinstance(bias, (int, float)) and math.isfinite(bias) and -100 <= bias <= 100):
                 raise RequestError(
@@ -113,8 +120,7 @@ def _check_number(name: str, value: Any, least: float, greatest: float) -> None:
     integral = name not in (
         "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
     )  # fmt: skip
-    kinds: tuple[type, ...] = (int,) if integral else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)):
         raise RequestError(f"{name} is {value!r:.80}: expected {'an integer' if integral else 'a number'}", param=name)
     if not least <= value <= greatest:  # also refuses NaN
         raise RequestError(f"{name} is {value!r:.80}: it must lie between {least:g} and {greatest:g}", param=name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+
 from tenon_platforms.errors import RequestError
 
 from .params import SamplingParams
@@ -102,6 +103,4 @@ def features_of(params: SamplingParams) -> tuple[str, ...]:
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise RequestError(
-                f"{name} holds {token!r:.80}: token ids lie between 0 and {vocab_size - 1}", param=name
-            )
+            raise RequestError(f"{name} holds {token!r:.80}: token ids lie between 0 and {vocab_size - 1}", param=name)

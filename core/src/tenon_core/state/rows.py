@@ -51,7 +51,7 @@ class RowTable:
         return len(self._free)
 
     def mask(self, rows: Int32) -> Int32:
-        """int32 [max_rows], 1 where `rows` names the row: adding it to a counter is far cheaper than `counter[rows] += 1`.
+        """int32 [max_rows], 1 where `rows` names the row: adding it is far cheaper than `counter[rows] += 1`.
 
         The last mask is kept for as long as the same array object is asked for; nobody writes to it.
         """

@@ -25,7 +25,8 @@ def dense_weight(scheme: WeightScheme, tensors: PartTensors, dtype: torch.dtype)
     if isinstance(scheme, GGUFBlocks):
         from ..formats.gguf_reference import dequantize
 
-        return dequantize(tensors["blocks"], scheme.type, dtype)
+        weight: Tensor = dequantize(tensors["blocks"], scheme.type, dtype)
+        return weight
     raise TypeError(f"no reference for the weight scheme {scheme!r}")
 
 

@@ -71,7 +71,8 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec, table: OpTable, attention
         if rotate is not None:
             q, k = rotate.run(q, k, positions, cos_sin)
         attention.write_kv(k, v, cache, slots)
-        return q
+        query: Tensor = q
+        return query
 
     return Kernel(
         name="split + norm + rope + kv write",

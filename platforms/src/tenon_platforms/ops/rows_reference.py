@@ -49,4 +49,6 @@ def row_writes(spec: RowWritesSpec, table: OpTable) -> Kernel:
         if rows.shape[0]:
             state.params[rows] = params
 
-    return Kernel(name="reference", run=run, flags=KernelFlags(graph_safe=False, batch_invariant=True, in_place=("state",)))
+    return Kernel(
+        name="reference", run=run, flags=KernelFlags(graph_safe=False, batch_invariant=True, in_place=("state",))
+    )

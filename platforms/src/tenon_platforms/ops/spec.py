@@ -34,7 +34,10 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists, dicts. Nested specs carry their class name under `spec`."""
-        return {"spec": type(self).__name__, **{f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}}
+        return {
+            "spec": type(self).__name__,
+            **{f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)},
+        }
 
     def fingerprint(self) -> str:
         """SHA-256 of the spec's plain form, in hex: equal specs on any machine give equal fingerprints."""

@@ -1,30 +1,39 @@
-"""Llama, Mistral and what is built like them: pre-norm, grouped-query attention, gated MLP."""
+"""Llama, Mistral and what is built like them: pre-norm, grouped-query attention, gated MLP.
+
+Only Mistral has a sliding window (on every layer; null: none), and only Llama has projection biases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tenon_platforms.model import AttentionMixer, GatedMLP, Head, Layer, ModelSpec, NormSpec
+from tenon_platforms.model import AttentionMixer, GatedMLP, Head, Layer, ModelSpec
 
 from ..family import Family
 from . import common
 
+MISTRAL = "MistralForCausalLM"
+MISTRAL_WINDOW = 4096  # where the key is absent, as in Transformers
+
 
 def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
     """The `ModelSpec` of a Llama-like configuration."""
-    dim = common.head_dim(config)
-    norm = NormSpec(eps=float(config.get("rms_norm_eps", 1e-6)))
+    common.only(config, "mlp_bias", False)
+    is_mistral = common.architecture(config) == MISTRAL
+    dim, (query, keys) = common.head_dim(config), common.heads(config)
+    norm = common.norm(config)
+    bias = not is_mistral and bool(config.get("attention_bias", False))
     layer = Layer(
         mixer=AttentionMixer(
-            num_heads=common.positive(config, "num_attention_heads"),
-            num_kv_heads=int(config.get("num_key_value_heads") or common.positive(config, "num_attention_heads")),
+            num_heads=query,
+            num_kv_heads=keys,
             head_dim=dim,
             scale=dim**-0.5,
             rope=common.rope(config, dim, max_positions),
-            qkv_bias=bool(config.get("attention_bias", False)),
-            out_bias=bool(config.get("attention_bias", False)),
-            sliding_window=int(config.get("sliding_window") or 0),
+            qkv_bias=bias,
+            out_bias=bias,
+            sliding_window=window(config, MISTRAL_WINDOW) if is_mistral else 0,
         ),
         ffn=GatedMLP(intermediate=common.positive(config, "intermediate_size"), activation=common.activation(config)),
         pre_mixer=norm,
@@ -37,8 +46,15 @@ def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
         layers=(layer,) * common.positive(config, "num_hidden_layers"),
         final_norm=norm,
         head=Head(tied=bool(config.get("tie_word_embeddings", False))),
-        max_positions=int(config.get("max_position_embeddings") or max_positions),
+        max_positions=common.max_positions(config, max_positions),
     )
 
 
-FAMILY = Family(name="llama", architectures=("LlamaForCausalLM", "MistralForCausalLM"), spec=spec)
+def window(config: Mapping[str, Any], default: int) -> int:
+    """The sliding window of every layer; 0 where the configuration says null."""
+    if "sliding_window" not in config:
+        return default
+    return 0 if config["sliding_window"] is None else common.positive(config, "sliding_window")
+
+
+FAMILY = Family(name="llama", architectures=("LlamaForCausalLM", MISTRAL), spec=spec)

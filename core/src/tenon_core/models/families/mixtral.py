@@ -1,0 +1,56 @@
+"""Mixtral: Mistral's attention, and eight gated MLPs of which each token goes through two, their weights renormalized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tenon_platforms.model import AttentionMixer, Head, Layer, ModelSpec, MoE
+
+from ..family import Family, WeightNames
+from . import common
+from .llama import window
+
+ROPE_BASE = 1_000_000.0  # where the configuration names none, as in Transformers
+BLOCK = "model.layers.{i}.block_sparse_moe"
+
+
+def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
+    """The `ModelSpec` of a Mixtral configuration."""
+    dim, (query, keys) = common.head_dim(config), common.heads(config)
+    norm, experts = common.norm(config, 1e-5), common.positive(config, "num_local_experts")
+    layer = Layer(
+        mixer=AttentionMixer(
+            num_heads=query,
+            num_kv_heads=keys,
+            head_dim=dim,
+            scale=dim**-0.5,
+            rope=common.rope(config, dim, max_positions, base=ROPE_BASE),
+            sliding_window=window(config, 0),
+        ),
+        ffn=MoE(
+            intermediate=common.positive(config, "intermediate_size"),
+            num_experts=experts,
+            top_k=common.top_k(config, experts),
+            renormalize=True,
+            activation=common.activation(config),
+        ),
+        pre_mixer=norm,
+        pre_ffn=norm,
+    )
+    return ModelSpec(
+        architecture=common.architecture(config),
+        vocab_size=common.positive(config, "vocab_size"),
+        hidden=common.positive(config, "hidden_size"),
+        layers=(layer,) * common.positive(config, "num_hidden_layers"),
+        final_norm=norm,
+        head=Head(tied=bool(config.get("tie_word_embeddings", False))),
+        max_positions=common.max_positions(config, max_positions),
+    )
+
+
+WEIGHTS = WeightNames(
+    router=f"{BLOCK}.gate",
+    experts=(f"{BLOCK}.experts.{{e}}.w1", f"{BLOCK}.experts.{{e}}.w3", f"{BLOCK}.experts.{{e}}.w2"),
+)
+FAMILY = Family(name="mixtral", architectures=("MixtralForCausalLM",), spec=spec, weights=WEIGHTS)
