@@ -1,7 +1,8 @@
 """The control plane: pluggy hooks that are called a handful of times in a process, and never after *ready*.
 
 A pluggy call costs microseconds, so nothing per step or per op comes through here. `control_plane()` is the process's
-one instance; it counts calls by hook and, once frozen, refuses them. Torch-free.
+one instance; it counts calls by hook and, once frozen, refuses them. A process may start several engines: each start
+opens with `platform_loaded` and ends with `ready`. Torch-free.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class HookSpecs:
 
     @hookspec
     def tenon_ready(self, plan: Mapping[str, Any]) -> None:
-        """A real request ran; the plan is frozen. The last hook of a process."""
+        """A real request ran; the plan is frozen. The last hook of a start."""
 
 
 class ControlPlane:
@@ -79,11 +80,12 @@ class ControlPlane:
         return [item for answer in reversed(answers) for item in answer]
 
     def platform_loaded(self, platform: Platform) -> None:
-        """Tell that the platform is there."""
+        """Tell that the platform is there. Opens a start: hooks may be called until `ready`."""
+        self.is_frozen = False
         self._manager.hook.tenon_platform_loaded(platform=platform)
 
     def ready(self, plan: Mapping[str, Any]) -> None:
-        """Tell that the engine is ready, then freeze: this is the last call."""
+        """Tell that the engine is ready, then freeze: this is the start's last call."""
         self._manager.hook.tenon_ready(plan=plan)
         self.freeze()
 

@@ -101,6 +101,7 @@ class BrokenPlugin:
     reason: str
     path: str = ""
     device_kind: str = ""
+    fallback: bool = False
     hardware: HardwareSigns | None = None
 
     @property
@@ -181,6 +182,7 @@ def _read(entry: PlatformEntry, search: Sequence[str] | None) -> Manifest | Brok
             reason=error.message,
             path=str(file or ""),
             device_kind=_text(data.get("device_kind")),
+            fallback=data.get("fallback") is True,
             hardware=_salvage(data),
         )
 

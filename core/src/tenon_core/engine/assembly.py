@@ -5,6 +5,7 @@ Everything is explicit: no discovery, no files. `start.py` finds the platform an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ from .kv_memory import KVMemory
 from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
 from .scheduler import SchedulerContext
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,8 @@ def assemble(
     model = ModelBuilder(
         spec=spec, names=source.names, table=table, device=device, reader=reader, dtype=dtype, kv_dtype=kv_dtype
     ).build()
+    if left := [name for name in reader.unused() if not _is_derived(name)]:
+        LOG.warning("the checkpoint has %d tensors this model does not use: %s", len(left), ", ".join(left[:8]))
     backends = [group.backend for group in model.groups]
     block_size = _block_size(config, backends)
     max_blocks = -(-(max_model_len + 1) // block_size)
@@ -183,7 +188,13 @@ def _engine(
         windows=tuple(group.window for group in groups),
         enabled=config.cache.enable_prefix_caching,
     )
-    memory = KVMemory(table=table, allocator=allocator, prefix_cache=cache, block_size=block_size)
+    memory = KVMemory(
+        table=table,
+        allocator=allocator,
+        prefix_cache=cache,
+        block_size=block_size,
+        max_chunk=policy.limits.max_tokens,
+    )
     context = SchedulerContext(table=table, memory=memory, limits=policy.limits)
     scheduler = load_registered(SCHEDULERS, config.scheduler.scheduler)(context)
     facts = ModelFacts(
@@ -283,6 +294,11 @@ def _longest_resident(memory: KVMemory, num_blocks: int, max_model_len: int) -> 
         else:
             high = middle - 1
     return low
+
+
+def _is_derived(name: str) -> bool:
+    """Tensors that older checkpoints carry although they follow from the configuration, or repeat tied weights."""
+    return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
 
 
 def _mover(device: Device) -> Callable[[Any], Any]:

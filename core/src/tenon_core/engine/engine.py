@@ -19,7 +19,7 @@ from tenon_core.execution.executor import Executor
 from tenon_core.sampling.validate import ModelFacts, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
-from tenon_platforms.errors import CapacityError, DeviceError
+from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 
 from .deltas import DeltaBuilder
 from .kv_memory import KVMemory
@@ -60,7 +60,9 @@ class Engine:
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""
         prompt = request.prompt_token_ids
-        limit = validate_request(prompt.tolist(), request.params, self.facts)
+        limit = validate_request(prompt, request.params, self.facts)
+        if request.adapter:
+            raise RequestError(f"adapter {request.adapter!r} is not loaded: this engine has none", param="model")
         if request.id in self._requests:
             raise CapacityError(f"request id {request.id} is already in use")
         if self.scheduler.num_waiting >= self.max_waiting:
@@ -68,6 +70,7 @@ class Engine:
                 f"{self.scheduler.num_waiting} requests are waiting, the most that --max-waiting allows",
                 remedy="try again later",
             )
+        self._check_samples(request)
         root = root_hash(request.cache_salt, request.adapter)
         samples = [
             Sequence(
@@ -87,6 +90,17 @@ class Engine:
         self._num_prompt_tokens += len(prompt)
         self._requests[request.id] = samples
         self.scheduler.add(samples[0])
+
+    def _check_samples(self, request: GenerateRequest) -> None:
+        """Samples are born together: the prompt's blocks and one of each sample's own must fit at once."""
+        memory, extra = self.memory, request.params.n - 1
+        wanted = memory.blocks_for(len(request.prompt_token_ids) + 1) + extra * memory.num_groups
+        if wanted > memory.allocator.num_blocks - 1:
+            raise RequestError(
+                f"n is {request.params.n}: its prompt and samples need {wanted} KV blocks at once, the pool has"
+                f" {memory.allocator.num_blocks - 1}: lower n or give the KV cache more memory",
+                param="n",
+            )
 
     def abort(self, ids: Iterable[int] = (), keys: Iterable[int] = ()) -> None:
         """End requests, or single samples by key, now. Unknown ones are ignored: they may just have ended."""
@@ -196,6 +210,7 @@ class Engine:
         sequences = {id(one): one for each in landed for one in self.outputs.land_failed(each)}
         alone = len(sequences) == 1
         for sequence in sequences.values():
+            sequence.is_tainted = True
             if alone and (sequence.is_suspect or fault is Fault.REQUEST):
                 self._finish(sequence, FinishReason.ERROR, f"the step failed: {type(error).__name__}: {error}")
             else:

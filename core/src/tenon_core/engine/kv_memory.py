@@ -22,15 +22,28 @@ Int32 = npt.NDArray[np.int32]
 
 
 class KVMemory:
-    """The blocks of all rows. `windows`: 0 or the sliding window, one a group."""
+    """The blocks of all rows.
+
+    max_chunk: most tokens of one row in a step. look_ahead: tokens of room a decoding row has beyond its next one.
+    """
 
     def __init__(
-        self, *, table: RowTable, allocator: BlockAllocator, prefix_cache: PrefixCache, block_size: int
+        self,
+        *,
+        table: RowTable,
+        allocator: BlockAllocator,
+        prefix_cache: PrefixCache,
+        block_size: int,
+        max_chunk: int,
+        look_ahead: int = 0,
     ) -> None:
+        assert look_ahead < block_size, "a step may need one new block a row, not more"
         self.table = table
         self.allocator = allocator
         self.prefix_cache = prefix_cache
         self.block_size = block_size
+        self.max_chunk = max_chunk
+        self.look_ahead = look_ahead
         self.windows = prefix_cache.windows
         self.num_groups = len(self.windows)
         self._first = np.zeros((self.num_groups, table.max_rows), dtype=np.int32)
@@ -40,10 +53,15 @@ class KVMemory:
     # questions
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Most blocks that a sequence of `num_tokens` holds at once, over all groups."""
+        """Most blocks that a sequence of `num_tokens` holds at once, over all groups.
+
+        A windowed group holds its window and the chunk being computed.
+        """
         size = self.block_size
         whole = -(-num_tokens // size)
-        return sum(min(whole, -(-window // size) + 1) if window else whole for window in self.windows)
+        return sum(
+            min(whole, -(-(window + self.max_chunk) // size) + 1) if window else whole for window in self.windows
+        )
 
     def growth_of(self, rows: Int32, tokens_ahead: int) -> int:
         """Blocks that running `rows` will take within `tokens_ahead` more tokens each, at most."""
@@ -61,14 +79,14 @@ class KVMemory:
             self._write(group, row, 0, blocks)
         self.table.num_blocks[row] = len(cached[0]) if cached else 0
 
-    def grow(self, row: int, num_tokens: int) -> bool:
-        """Blocks for the row's first `num_tokens` tokens; False, and nothing taken, where too few are free."""
+    def grow(self, row: int, num_tokens: int, *, spare: int = 0) -> bool:
+        """Blocks for the row's first `num_tokens` tokens; False, and nothing taken, where `spare` would not be left."""
         have = int(self.table.num_blocks[row])
         more = -(-num_tokens // self.block_size) - have
+        if max(more, 0) * self.num_groups + spare > self.allocator.num_free:
+            return False
         if more <= 0:
             return True
-        if more * self.num_groups > self.allocator.num_free:
-            return False
         for group in range(self.num_groups):
             self._write(group, row, have, self.allocator.allocate(more))
         self.table.num_blocks[row] = have + more
@@ -77,7 +95,7 @@ class KVMemory:
     def grow_decodes(self, rows: Int32) -> Int32:
         """One more token for each row; returns those that got no block because none is free."""
         table = self.table
-        needy = rows[table.num_computed[rows] >= table.num_blocks[rows] * self.block_size]
+        needy = rows[table.num_computed[rows] + self.look_ahead >= table.num_blocks[rows] * self.block_size]
         if not len(needy):
             return needy
         if any(self.windows):

@@ -184,8 +184,14 @@ class DefaultScheduler:
             decodes = self._schedule_decodes()  # nothing could be admitted: go on decoding
         self._decoded_last = len(decodes) > 0
         if not len(decodes) and not chunks:
+            self._break_tie()
             return None
         return Schedule(decodes=decodes, chunks=chunks, started=started, born=born)
+
+    def _break_tie(self) -> None:
+        """Prompts that hold all blocks between them and wait for each other: the last comer gives its up."""
+        if len(self._prefilling) > 1 and not self._decoding.any() and not self._landing:
+            self._preempt(max(self._prefilling, key=lambda one: one.rank))
 
     def _schedule_decodes(self) -> Int32:
         table = self._table
@@ -242,6 +248,7 @@ class DefaultScheduler:
             if len(chunks) < places and budget > 0 and (chunk := self._next_chunk(sequence, budget)):
                 budget -= chunk.num_tokens
                 chunks.append(chunk)
+                born += self._advance(chunk)
         while len(chunks) < places and budget > 0 and self._queue:
             sequence = self._queue[0][2]
             if not limits.chunking and len(sequence.tokens) > budget:
@@ -255,19 +262,20 @@ class DefaultScheduler:
                 break
             budget -= admitted.num_tokens
             chunks.append(admitted)
-        for chunk in chunks:
-            born += self._advance(chunk)
+            born += self._advance(admitted)
         return tuple(chunks), tuple(started), tuple(born)
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk | None:
-        """The next tokens of a prompt, with blocks; None where none are free."""
+        """The next tokens of a prompt, with blocks for them and for the samples born with the last one, or None."""
         table, row = self._table, sequence.row
         start, end = int(table.num_computed[row]), int(table.num_tokens[row])
         count = min(end - start, budget, self._limits.fixed_chunk or budget)
+        is_last = start + count == end
         self._memory.pass_window(row)
-        if not self._memory.grow(row, start + count):
+        forks = len(sequence.siblings) * self._memory.num_groups if is_last else 0
+        if not self._memory.grow(row, start + count, spare=forks):
             return None
-        return Chunk(sequence=sequence, start=start, num_tokens=count, is_last=start + count == end)
+        return Chunk(sequence=sequence, start=start, num_tokens=count, is_last=is_last)
 
     def _advance(self, chunk: Chunk) -> list[Sequence]:
         """Move a chunk's sequence on; returns the samples born with it."""
@@ -338,6 +346,7 @@ class DefaultScheduler:
         """A row with what the table must know of the sequence to see it end."""
         table, params = self._table, sequence.params
         row = sequence.row = table.take(sequence, sequence.key)
+        sequence.is_tainted = False
         table.num_prompt[row] = sequence.num_prompt
         table.limit[row] = sequence.limit
         table.stops_at_eos[row] = not params.ignore_eos
@@ -421,7 +430,7 @@ class DefaultScheduler:
             if sequence.state is SequenceState.PREEMPTED:
                 sequence.tokens = table.tokens[row, : table.num_known[row]].copy()
                 self._reserved_rows -= len(sequence.siblings)
-            if self._memory.prefix_cache.enabled and not sequence.is_suspect:
+            if self._memory.prefix_cache.enabled and not sequence.is_tainted:
                 self._memory.publish(sequence, min(int(table.num_computed[row]), int(table.num_known[row])))
             self._memory.release(row)
             table.give_back(row)

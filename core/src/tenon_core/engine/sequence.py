@@ -55,6 +55,7 @@ class Sequence:
     num_published: int = 0  # full blocks the prefix cache knows of
     num_cached: int = -1  # prompt tokens found in the prefix cache, -1: not looked up yet
     is_suspect: bool = False  # was in a step that failed: runs alone until one succeeds
+    is_tainted: bool = False  # its row was in a step that failed: what its blocks hold is unknown
     is_announced: bool = False  # its PromptInfo went out
 
     # filled by output routing

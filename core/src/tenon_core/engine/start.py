@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tenon_platforms.hookspecs import control_plane
-from tenon_platforms.manifest import Manifest
-from tenon_platforms.options import parse_platform_options
 from tenon_platforms.selection import SelectionRequest, load_selected, select
 
 from tenon_core.config import EngineConfig
@@ -34,7 +31,10 @@ from tenon_platforms.adjustments import Ledger
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, DeviceError
+from tenon_platforms.hookspecs import control_plane
+from tenon_platforms.manifest import Manifest
 from tenon_platforms.model import ModelSpec
+from tenon_platforms.options import parse_platform_options
 from tenon_platforms.platform import Platform
 from tenon_platforms.version import contract_version_text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tenon_core.loading.tensors import TensorInfo, TensorSource
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.errors import ConfigError
@@ -16,6 +18,9 @@ class CheckpointSource:
         self._tensors = tensors
         self._names = frozenset(tensors.names())
         self._capabilities = capabilities
+
+    def names(self) -> Iterable[str]:
+        return self._names
 
     def has(self, name: str) -> bool:
         return name in self._names

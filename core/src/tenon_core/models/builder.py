@@ -16,6 +16,7 @@ from torch import Tensor
 from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
 from tenon_platforms.model import GatedMLP, Layer, ModelSpec, MoE, NormSpec
 from tenon_platforms.ops.embedding import EmbeddingSpec
 from tenon_platforms.ops.kernel import Kernel, WeightUse
@@ -194,6 +195,10 @@ class ModelBuilder:
 
     def _head(self, embedding: PartTensors) -> Bound:
         vocab, hidden = self.spec.vocab_size, self.spec.hidden
+        if self.spec.head.kind != "language_model":
+            raise ConfigError(
+                f"a model with a {self.spec.head.kind!r} head is not served yet: only language models are"
+            )
         if not self.spec.head.tied:
             return self._linear(hidden, (("head", self.names.head, vocab),), shard="out", unit=1, bias=False)
         scheme = self.reader.scheme(f"{self.names.embedding}.weight")

@@ -7,7 +7,7 @@ tensor comes in its stored type, a quantized one as blocks with its scheme.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +27,10 @@ from .family import WeightNames
 
 class WeightSource(Protocol):
     """Tensors by name. `shape` counts elements, also of quantized tensors."""
+
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+        ...
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds `name`."""
@@ -60,6 +64,10 @@ class WeightReader:
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds `name`."""
         return self.source.has(name)
+
+    def unused(self) -> list[str]:
+        """Tensors that nothing asked for: a sign that the configuration does not tell the whole model."""
+        return sorted(set(self.source.names()) - self.used)
 
     def scheme(self, name: str) -> WeightScheme:
         """How `name` is stored; raises `ConfigError` where it is missing."""
@@ -101,6 +109,9 @@ class DummySource:
     def for_model(cls, spec: ModelSpec, names: WeightNames, *, dtype: DType, seed: int = 0) -> DummySource:
         """Every tensor that building `spec` reads."""
         return cls(shapes=dict(tensor_shapes(spec, names)), dtype=dtype, seed=seed)
+
+    def names(self) -> Iterable[str]:
+        return self.shapes
 
     def has(self, name: str) -> bool:
         return name in self.shapes

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tenon_platforms.errors import RequestError
 
 from .params import SamplingParams
+
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +40,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     refused_features: dict[str, str] = {}  # request feature -> reason, from the platform's capabilities
 
 
-def validate_request(prompt_token_ids: Sequence[int], params: SamplingParams, facts: ModelFacts) -> int:
+def validate_request(
+    prompt_token_ids: Sequence[int] | npt.NDArray[np.int32], params: SamplingParams, facts: ModelFacts
+) -> int:
     """Check one prompt with its parameters; returns the greatest total length (prompt + output) in tokens.
 
     Raises `RequestError` naming the field.
@@ -44,7 +50,7 @@ def validate_request(prompt_token_ids: Sequence[int], params: SamplingParams, fa
     prompt_len = len(prompt_token_ids)
     if prompt_len == 0:
         raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
-    _check_ids("prompt", prompt_token_ids, facts.vocab_size)
+    _check_prompt(prompt_token_ids, facts.vocab_size)
     if prompt_len >= facts.max_model_len:
         raise RequestError(
             f"the prompt has {prompt_len} tokens; the model's context is {facts.max_model_len} and one is needed"
@@ -98,6 +104,20 @@ def features_of(params: SamplingParams) -> tuple[str, ...]:
         "top_p": params.top_p < 1,
     }
     return tuple(name for name, wanted in asked.items() if wanted)
+
+
+def _check_prompt(ids: TokenIds, vocab_size: int) -> None:
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RequestError("the prompt must be text or a flat list of whole-number token ids", param="prompt")
+    outside = array[(array < 0) | (array >= vocab_size)]
+    if len(outside):
+        raise RequestError(
+            f"prompt holds {int(outside[0])}: token ids lie between 0 and {vocab_size - 1}", param="prompt"
+        )
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

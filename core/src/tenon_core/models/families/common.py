@@ -1,7 +1,7 @@
 """What families share: reading sizes, rope, windows and activations out of a Hugging Face configuration.
 
 A value that would change the model and that no kernel serves is refused by name (`only`); nothing is ignored in
-silence. Keys that Transformers reads but that do not change inference (dropout, initializers, caches) are not looked at.
+silence. Keys that do not change inference (dropout, initializers, caches) are not looked at.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def rope_scaling(scaling: Mapping[str, Any], config: Mapping[str, Any]) -> RopeS
 
 
 def _yarn_attention(scaling: Mapping[str, Any], factor: float) -> float:
-    """The factor on cos and sin that arXiv 2309.00071 suggests, with DeepSeek's two multipliers where both are named."""
+    """The factor on cos and sin that arXiv 2309.00071 suggests, with DeepSeek's multipliers where both are named."""
 
     def magnitude(multiplier: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0

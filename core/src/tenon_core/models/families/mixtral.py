@@ -1,4 +1,4 @@
-"""Mixtral: Mistral's attention, and eight gated MLPs of which each token goes through two, their weights renormalized."""
+"""Mixtral: Mistral's attention, and gated MLPs of which each token goes through a few, their weights renormalized."""
 
 from __future__ import annotations
 

@@ -1,0 +1,80 @@
+"""Fixtures of the tests that cross packages: tiny checkpoints, and every installed platform by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from driver import build, installed_platforms, model_source, open_platform
+from equality import Reference, hf_reference
+from tenon_core.engine.assembly import Assembled
+from tiny_models import TINY, TinyModel, make_tiny
+
+PLATFORMS = ("reference", "cpu", "sim")  # those whose arithmetic can be compared here
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, 2))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Makes a tiny checkpoint once a session."""
+    folder = tmp_path_factory.mktemp("tiny")
+
+    @lru_cache(maxsize=None)
+    def make(name: str) -> TinyModel:
+        return make_tiny(name, folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference_of(tiny_model: Callable[[str], TinyModel]) -> Callable[[str], Reference]:
+    """The Transformers reference of a tiny checkpoint."""
+
+    @lru_cache(maxsize=None)
+    def make(name: str) -> Reference:
+        return hf_reference(tiny_model(name).model)
+
+    return make
+
+
+@pytest.fixture(params=sorted(TINY))
+def tiny_name(request: pytest.FixtureRequest) -> str:
+    """Every tiny checkpoint's name."""
+    name: str = request.param
+    return name
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`platform_name`: every installed platform of `PLATFORMS`."""
+    if "platform_name" in metafunc.fixturenames:
+        metafunc.parametrize("platform_name", installed_platforms(PLATFORMS))
+
+
+@pytest.fixture
+def build_tiny(tiny_model: Callable[[str], TinyModel]) -> Callable[..., Assembled]:
+    """build_tiny(name, platform_name, **flat configuration) -> an assembled engine."""
+
+    def make(
+        name: str,
+        platform_name: str,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        platform_options: dict[str, Any] | None = None,
+        **flat: Any,
+    ) -> Assembled:
+        tiny = tiny_model(name)
+        source = model_source(tiny.path, tiny.config, eos_token_ids=eos_token_ids)
+        return build(source, open_platform(platform_name, **(platform_options or {})), **flat)
+
+    return make
