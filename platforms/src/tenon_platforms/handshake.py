@@ -1,4 +1,4 @@
-"""The handshake: contract versions are compared before a plugin is imported and again after, then its entry is handed out.
+"""The handshake: contract versions are compared before a plugin is imported and again after; then its entry is loaded.
 
 Whatever goes wrong becomes a `PluginLoadError` that says which plugin, which versions, the cause and the remedy, and
 keeps the traceback's text.

@@ -81,7 +81,8 @@ class SeenHardware:
 
     def line(self) -> str:
         """One line for people, such as `Vendor GPU (usable: PCI device 0000:01:00.0 [1234:5678])`."""
-        shown = "; ".join(self.evidence[:4]) + (f"; and {len(self.evidence) - 4} more" if len(self.evidence) > 4 else "")
+        more = f"; and {len(self.evidence) - 4} more" if len(self.evidence) > 4 else ""
+        shown = "; ".join(self.evidence[:4]) + more
         return f"{self.title} ({self.presence}{': ' + shown if shown else ''})"
 
 

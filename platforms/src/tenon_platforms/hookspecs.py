@@ -30,10 +30,9 @@ class HookSpecs:
     """What can be hooked. An implementation may take any subset of the arguments."""
 
     @hookspec
-    def tenon_platform_adjustments(
-        self, config: Mapping[str, Any], capabilities: Capabilities
-    ) -> Sequence[Adjustment]:  # type: ignore[empty-body]
+    def tenon_platform_adjustments(self, config: Mapping[str, Any], capabilities: Capabilities) -> Sequence[Adjustment]:
         """Changes to the flat configuration, as data; the configuration itself is read-only."""
+        raise NotImplementedError  # a specification is never called
 
     @hookspec
     def tenon_platform_loaded(self, platform: Platform) -> None:

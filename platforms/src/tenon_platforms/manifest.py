@@ -117,9 +117,15 @@ class Manifests:
     valid: tuple[Manifest, ...]
     broken: tuple[BrokenPlugin, ...] = ()
 
+    @property
+    def every(self) -> tuple[Manifest | BrokenPlugin, ...]:
+        """All, the valid ones first."""
+        everyone: list[Manifest | BrokenPlugin] = [*self.valid]
+        return (*everyone, *self.broken)
+
     def named(self, name: str) -> Manifest | BrokenPlugin | None:
         """The platform of this name."""
-        return next((item for item in (*self.valid, *self.broken) if item.name == name), None)
+        return next((item for item in self.every if item.name == name), None)
 
 
 def accepts(contract: str, version: str) -> bool:
@@ -171,9 +177,7 @@ def _read(entry: PlatformEntry, search: Sequence[str] | None) -> Manifest | Brok
             raise ConfigError(entry.problem)
         file = find_manifest_file(entry, search)
         data = load_toml(file)
-        return parse_manifest(
-            data, name=entry.name, distribution=entry.distribution, version=entry.version, path=file
-        )
+        return parse_manifest(data, name=entry.name, distribution=entry.distribution, version=entry.version, path=file)
     except ConfigError as error:
         return BrokenPlugin(
             name=entry.name,

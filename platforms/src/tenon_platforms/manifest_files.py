@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from importlib_metadata import Distribution, EntryPoint, distributions
+from importlib_metadata import EntryPoint, distributions
 
 from .errors import ConfigError
 
@@ -29,7 +30,7 @@ class PlatformEntry:
     package: str
     distribution: str
     version: str
-    source: Distribution
+    source: Any  # the importlib_metadata distribution
     problem: str = ""
 
 
@@ -58,7 +59,7 @@ def platform_entries(path: Sequence[str] | None) -> Iterator[PlatformEntry]:
             )
 
 
-def _group(distribution: Distribution, owner: str) -> list[tuple[str, str, str]]:
+def _group(distribution: Any, owner: str) -> list[tuple[str, str, str]]:
     """(entry name, package, problem) of one distribution."""
     try:
         entries: list[EntryPoint] = [entry for entry in distribution.entry_points if entry.group == GROUP]

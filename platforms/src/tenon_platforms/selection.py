@@ -12,13 +12,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from typing import Any, NoReturn
 
 from .errors import ConfigError, PluginError
 from .handshake import PluginLoadError, incompatibility, incompatibility_remedy, load_selected
 from .hardware import Presence, SeenHardware, known_hardware
 from .manifest import REFERENCE, BrokenPlugin, Manifest
+from .plugin_report import PluginReport, PluginState, reports, why_unusable
 from .survey import HardwareGroup, SelectionRequest, Survey, survey
 from .version import contract_version_text
 
@@ -37,36 +37,6 @@ __all__ = [
 
 PLATFORM_ENV = "TENON_PLATFORM"
 AUTO = "auto"
-
-
-class PluginState(str, Enum):
-    """The one state a plugin is in."""
-
-    ABSENT_HARDWARE = "absent hardware"
-    NOT_SELECTED = "not selected"
-    INCOMPATIBLE = "incompatible"
-    BROKEN = "broken"
-    SELECTED = "selected"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginReport:
-    """One installed platform: who brought it, its state, and why."""
-
-    name: str
-    distribution: str
-    version: str
-    contract: str
-    device_kind: str
-    state: PluginState
-    reason: str
-
-    def line(self) -> str:
-        """One line for people."""
-        return f"{self.name} ({self.distribution} {self.version}): {self.state}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +102,9 @@ def _plain_hardware(item: SeenHardware) -> dict[str, Any]:
 
 
 def _hardware_from(plain: dict[str, Any]) -> SeenHardware:
-    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
-    return SeenHardware(**{**tuples, "presence": Presence(plain["presence"])})
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()}
+    fields["presence"] = Presence(plain["presence"])
+    return SeenHardware(**fields)
 
 
 class SelectionError(PluginError):
@@ -183,7 +154,7 @@ def _named(found: Survey, name: str, source: str) -> Selection:
     seen = found.presence.get(name)
     if seen is not None and seen.presence is not Presence.USABLE:
         raise SelectionError(
-            f"{asked} ({item.owner}, contract {item.contract}) cannot run here: {_why_unusable(seen)}",
+            f"{asked} ({item.owner}, contract {item.contract}) cannot run here: {why_unusable(seen)}",
             remedy=_or_escape(seen.remedy or "use a machine that has it", found, besides=name),
             found=found,
         )
@@ -207,6 +178,8 @@ def _accelerator(found: Survey, group: HardwareGroup) -> Selection:
         )
     sick = [item for item in group.claimants if item not in healthy]
     warnings = [f"platform {item.name!r} {_sick(item)}" for item in sick]
+    others = [other for other in found.groups if other.presence is Presence.INACCESSIBLE]
+    warnings += [f"{other.line()} cannot be used by this process. To use it: {_remedy_of(other)}" for other in others]
     return _selection(
         found, best[0], how="hardware", because=f"{best[0].name!r} has a higher priority", warnings=warnings
     )
@@ -223,7 +196,7 @@ def _host(found: Survey) -> Selection:
     notes = [group.line() for group in found.groups if group.presence is Presence.HIDDEN]
     notes += list(found.unserved)
     fallbacks = _fallbacks(found)
-    sick = [item for item in _all(found) if _is_fallback(item) and not _is_healthy(item)]
+    sick = [item for item in found.manifests.every if _is_fallback(item) and not _is_healthy(item)]
     if not fallbacks and sick:
         lines = "; ".join(f"platform {item.name!r} {_sick(item)}" for item in sick)
         raise SelectionError(
@@ -248,9 +221,7 @@ def _host(found: Survey) -> Selection:
             remedy=f"choose one: {' or '.join(f'--platform {item.name}' for item in best)}",
             found=found,
         )
-    return _selection(
-        found, best[0], how="fallback", because="it has a lower priority", warnings=warnings, notes=notes
-    )
+    return _selection(found, best[0], how="fallback", because="it has a lower priority", warnings=warnings, notes=notes)
 
 
 # Errors.
@@ -264,7 +235,7 @@ def _not_installed(found: Survey, name: str, asked: str) -> NoReturn:
             remedy=_or_escape(f"pip install tenon-core[{row.extra}]", found, besides=name),
             found=found,
         )
-    installed = sorted(item.name for item in _all(found))
+    installed = sorted(item.name for item in found.manifests.every)
     available = sorted({row.platform for row in known_hardware()} - set(installed))
     close = difflib.get_close_matches(name, [*installed, *available], n=1)
     raise ConfigError(
@@ -324,12 +295,6 @@ def _seen_text(found: Survey) -> str:
     return "; ".join(group.line() for group in found.groups) or "no accelerator"
 
 
-def _why_unusable(seen: SeenHardware) -> str:
-    if seen.presence is Presence.ABSENT:
-        return "none of its hardware was seen"
-    return f"seen, but not to be used: {seen.line()}"
-
-
 def _remedy_of(group: HardwareGroup) -> str:
     known = [s.remedy for s in group.seen if s.presence is group.presence and s.remedy]
     return known[0] if known else "give this process its device nodes"
@@ -367,10 +332,6 @@ def _escape(found: Survey) -> str:
 # Which platforms.
 
 
-def _all(found: Survey) -> tuple[Manifest | BrokenPlugin, ...]:
-    return (*found.manifests.valid, *found.manifests.broken)
-
-
 def _is_healthy(item: Manifest | BrokenPlugin) -> bool:
     return isinstance(item, Manifest) and item.accepts_contract()
 
@@ -391,43 +352,6 @@ def _unjudged(found: Survey, sick: list[Manifest | BrokenPlugin]) -> list[Manife
     """Plugins to warn of: sick fallbacks, and broken ones whose hardware cannot be told."""
     untold = [item for item in found.manifests.broken if item.hardware is None and item not in sick]
     return [*sick, *untold]
-
-
-def reports(found: Survey, chosen: Manifest | None = None, because: str = "nothing was selected") -> tuple[
-    PluginReport, ...
-]:
-    """Every installed platform in its one state. because: why healthy others were not selected."""
-    return tuple(_report(item, found, chosen, because) for item in _all(found))
-
-
-def _report(item: Manifest | BrokenPlugin, found: Survey, chosen: Manifest | None, because: str) -> PluginReport:
-    state, reason = _judge(item, found, chosen, because)
-    return PluginReport(
-        name=item.name,
-        distribution=item.distribution,
-        version=item.version,
-        contract=item.contract if isinstance(item, Manifest) else "",
-        device_kind=item.device_kind,
-        state=state,
-        reason=reason,
-    )
-
-
-def _judge(
-    item: Manifest | BrokenPlugin, found: Survey, chosen: Manifest | None, because: str
-) -> tuple[PluginState, str]:
-    if isinstance(item, BrokenPlugin):
-        return PluginState.BROKEN, item.reason
-    if not item.accepts_contract():
-        return PluginState.INCOMPATIBLE, incompatibility(item)
-    if chosen is not None and item.name == chosen.name:
-        return PluginState.SELECTED, "it is used"
-    seen = found.presence.get(item.name)
-    if seen is not None and seen.presence is not Presence.USABLE:
-        return PluginState.ABSENT_HARDWARE, _why_unusable(seen)
-    if item.hidden and item.name != REFERENCE:
-        return PluginState.NOT_SELECTED, "it is only selected by name"
-    return PluginState.NOT_SELECTED, because
 
 
 def _selection(

@@ -89,7 +89,7 @@ def survey(request: SelectionRequest) -> Survey:
     machine = Machine(request.root, request.environ)
     presence = _probe_plugins(manifests, machine)
     kinds: dict[str, HardwareGroup] = {}
-    for item in (*manifests.valid, *manifests.broken):
+    for item in manifests.every:
         seen = presence.get(item.name)
         if seen is None or seen.presence is Presence.ABSENT or (isinstance(item, Manifest) and item.hidden):
             continue
@@ -105,7 +105,7 @@ def survey(request: SelectionRequest) -> Survey:
 
 def _probe_plugins(manifests: Manifests, machine: Machine) -> dict[str, SeenHardware]:
     found = {}
-    for item in (*manifests.valid, *manifests.broken):
+    for item in manifests.every:
         if item.hardware is not None:
             kind = item.device_kind or item.name
             found[item.name] = probe(
@@ -128,7 +128,8 @@ def _add_known(kinds: dict[str, HardwareGroup], manifests: Manifests, machine: M
             mine = _plugins_of(row, manifests)
             healthy = [item for item in mine if isinstance(item, Manifest) and item.accepts_contract()]
             if healthy:
-                unserved.append(f"{seen.line()} is not among what platform {healthy[0].name!r} ({healthy[0].owner}) serves")
+                first = healthy[0]
+                unserved.append(f"{seen.line()} is not among what platform {first.name!r} ({first.owner}) serves")
                 continue
             group = kinds[row.device_kind] = HardwareGroup(kinds={row.device_kind}, claimants=mine)
         else:

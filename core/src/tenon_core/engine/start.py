@@ -157,10 +157,12 @@ def open_model(config: EngineConfig) -> OpenModel:
 def adjust(config: EngineConfig, sockets: Sockets, opened: OpenModel) -> tuple[Ledger, EngineConfig]:
     """The ledger of what the platform needs otherwise, and the configuration with it applied."""
     ledger = Ledger(strict=config.platform.strict)
-    values = config.flat()
-    for adjustment in sockets.platform.adjustments(values, opened.spec):
-        ledger.add(adjustment)
-        values[adjustment.field] = adjustment.effective
+    requested = config.flat()
+    wanted = [
+        *sockets.platform.adjustments(requested, opened.spec),
+        *control_plane().adjustments(requested, sockets.capabilities),
+    ]
+    values = ledger.apply(requested, wanted)
     limit = sockets.capabilities.max_model_len
     if limit is not None and opened.max_model_len > limit:
         raise ConfigError(
