@@ -88,6 +88,11 @@ class Execution:
     def __init__(self, device: Device) -> None:
         self.device = device
 
+    @property
+    def num_compiles(self) -> int:
+        """Compilations outside executables, of kernels called between steps: `row_writes`, `copy_blocks`."""
+        return 0
+
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:
         """The lattice and the schedule limits for this model."""
         return DynamicShapes(

@@ -104,7 +104,7 @@ def probe(signs: HardwareSigns, machine: Machine, *, device_kind: str, title: st
     """Evaluate one family's signs."""
     findings = Findings()
     usable = (signs.usable or signs.present).holds(machine, findings, access=True)
-    present = usable or signs.present.holds(machine, findings)
+    present = signs.present.holds(machine, findings) or usable  # always evaluated: it knows the PCI addresses
     presence = Presence.USABLE if usable else Presence.INACCESSIBLE if present else Presence.ABSENT
     evidence, remedy = list(findings.evidence), ""
     if presence is Presence.INACCESSIBLE:

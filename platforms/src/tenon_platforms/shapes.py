@@ -140,6 +140,10 @@ class LatticeShapes(ShapePolicy):
             if need.tokens <= tokens and need.rows <= rows and need.logits <= tokens:
                 key = self._pad(need, tokens=tokens, rows=rows, logits=rows if need.logits <= rows else tokens)
                 return replace(key, max_query=tokens)
+        tokens, rows = self.prefill[-1] if self.prefill else (0, 0)
+        if need.tokens <= tokens and need.rows <= rows and need.logits <= self._most_logits:
+            key = self._pad(need, tokens=tokens, rows=rows, logits=self._most_logits)
+            return replace(key, max_query=tokens)
         if self.strict:
             raise CapacityError(
                 f"a step of {need.tokens} tokens in {need.rows} rows lies outside this platform's shape lattice"
@@ -148,17 +152,27 @@ class LatticeShapes(ShapePolicy):
         return need
 
     def eager_keys(self) -> Iterator[ShapeKey]:
-        blocks = max(self.blocks, default=0)
+        """Strict: every key there is. Else the greatest block count and, of prefills, one logit a row."""
         modes = self.modes or (GREEDY, SamplingMode(noise=True))
+        sizes = self.blocks or (0,)
+        rest = [(b, m) for b in (reversed(sizes) if self.strict else sizes[-1:]) for m in modes]
         for tokens, rows in sorted(self.prefill, reverse=True):
-            for logits in sorted({rows, tokens} if self.strict else {rows}, reverse=True):
-                for mode in modes:
+            counts = {rows}
+            if self.strict:
+                counts |= {tokens, self._most_logits} if (tokens, rows) == self.prefill[-1] else {tokens}
+            for logits in sorted(counts, reverse=True):
+                for blocks, mode in rest:
                     yield ShapeKey(
                         tokens=tokens, rows=rows, logits=logits, max_query=tokens, blocks=blocks, mode=mode, static=True
                     )
         for rows in reversed(self.decode_rows):
-            for mode in modes:
+            for blocks, mode in rest:
                 yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=blocks, mode=mode, static=True)
+
+    @property
+    def _most_logits(self) -> int:
+        """Of the largest prefill: every prompt token's log-probability, and samples born with the prompt's end."""
+        return self.prefill[-1][0] + self.limits.max_rows if self.prefill else 0
 
     def _pad(self, need: ShapeKey, *, tokens: int, rows: int, logits: int) -> ShapeKey:
         mode = next((mode for mode in self.modes if mode.union(need.mode) == mode), need.mode)

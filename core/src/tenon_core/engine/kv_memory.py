@@ -47,6 +47,7 @@ class KVMemory:
         self.windows = prefix_cache.windows
         self.num_groups = len(self.windows)
         self._first = np.zeros((self.num_groups, table.max_rows), dtype=np.int32)
+        self._capacity = np.zeros(table.max_rows, dtype=np.int32)  # tokens that a row's blocks have room for
         self._writes: list[Int32] = []
         self._copies: list[tuple[int, int]] = []
 
@@ -77,7 +78,7 @@ class KVMemory:
             self.allocator.share(blocks)
             self._first[group, row] = next((i for i, block in enumerate(blocks) if block), len(blocks))
             self._write(group, row, 0, blocks)
-        self.table.num_blocks[row] = len(cached[0]) if cached else 0
+        self._set_blocks(row, len(cached[0]) if cached else 0)
 
     def grow(self, row: int, num_tokens: int, *, spare: int = 0) -> bool:
         """Blocks for the row's first `num_tokens` tokens; False, and nothing taken, where `spare` would not be left."""
@@ -89,13 +90,13 @@ class KVMemory:
             return True
         for group in range(self.num_groups):
             self._write(group, row, have, self.allocator.allocate(more))
-        self.table.num_blocks[row] = have + more
+        self._set_blocks(row, have + more)
         return True
 
     def grow_decodes(self, rows: Int32) -> Int32:
         """One more token for each row; returns those that got no block because none is free."""
         table = self.table
-        needy = rows[table.num_computed[rows] + self.look_ahead >= table.num_blocks[rows] * self.block_size]
+        needy = rows[table.num_computed.take(rows) >= self._capacity.take(rows)]
         if not len(needy):
             return needy
         if any(self.windows):
@@ -110,7 +111,8 @@ class KVMemory:
             writes = np.empty((served, 4), dtype=np.int32)
             writes[:, 0], writes[:, 1], writes[:, 2], writes[:, 3] = group, lucky, places, blocks
             self._writes.append(writes)
-        table.num_blocks[lucky] += 1
+        table.num_blocks[lucky] = places + 1
+        self._capacity[lucky] += self.block_size
         return unlucky
 
     def pass_window(self, row: int) -> None:
@@ -149,7 +151,7 @@ class KVMemory:
                 self.allocator.share(blocks)
             self._write(group, child, 0, blocks)
             self._first[group, child] = self._first[group, parent]
-        table.num_blocks[child] = count
+        self._set_blocks(child, count)
 
     def publish(self, sequence: Sequence, num_done: int) -> None:
         """Tell the prefix cache of the row's blocks that `num_done` computed tokens have filled."""
@@ -168,7 +170,7 @@ class KVMemory:
             self.allocator.release(reversed(blocks.tolist()))
             blocks[:] = 0
             self._first[group, row] = 0
-        self.table.num_blocks[row] = 0
+        self._set_blocks(row, 0)
 
     # what a step delta must carry
 
@@ -194,6 +196,10 @@ class KVMemory:
                 for row in range(table.max_rows)
             ]
         )
+
+    def _set_blocks(self, row: int, count: int) -> None:
+        self.table.num_blocks[row] = count
+        self._capacity[row] = count * self.block_size - self.look_ahead
 
     def _write(self, group: int, row: int, start: int, blocks: list[int]) -> None:
         if blocks:

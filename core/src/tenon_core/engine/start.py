@@ -107,8 +107,9 @@ def start_with_report(
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)
     with clock.phase("warm up"), _no_garbage_collection():
-        for key in assembled.policy.eager_keys():
-            assembled.runner.prepare(key)
+        with sockets.device.inference_context():
+            for key in assembled.policy.eager_keys():
+                assembled.runner.prepare(key)
     plan = resolved_plan(config, platform, manifest, assembled, dtype, kv_dtype)
     with clock.phase("first request"):
         answer_one(assembled.engine)

@@ -43,7 +43,8 @@ class InlineExecutor:
 
     def launch(self, delta: StepDelta) -> LaunchedStep:
         try:
-            return self.runner.launch(delta)
+            with self._device.inference_context():
+                return self.runner.launch(delta)
         except Exception as error:  # noqa: BLE001 - raised by `result`, where a step's failures are dealt with
             return FailedStep(error)
 

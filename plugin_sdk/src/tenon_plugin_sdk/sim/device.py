@@ -6,6 +6,7 @@ tokens; a host buffer that is the target of a queued copy holds garbage until th
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import weakref
@@ -24,7 +25,7 @@ from .options import SimOptions
 from .queue import WorkQueue
 
 WIDE = (torch.int64, torch.float64)
-GARBAGE = 0x5A  # odd and finite in every type: about 1.5e16 in float32, far outside any vocabulary in int32
+GARBAGE_BYTES = (0x40, 0x5F)  # repeated, such a byte is finite in every float type and far outside any vocabulary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,8 +64,7 @@ class SimDevice(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = self.allocate(shape, dtype)
-        with torch.inference_mode():
-            tensor.view(torch.uint8).fill_(GARBAGE) if tensor.numel() else None
+        self._spoil(tensor)
         return tensor
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -74,7 +74,7 @@ class SimDevice(Device):
         check_narrow("a host buffer", dtype)
         buffer = torch.empty(shape, dtype=dtype)
         if buffer.numel():
-            buffer.view(torch.uint8).fill_(GARBAGE)
+            self._spoil(buffer)
             self._host[buffer.untyped_storage().data_ptr()] = weakref.ref(buffer)
         return buffer
 
@@ -112,7 +112,7 @@ class SimDevice(Device):
         check_narrow("a copy", source.dtype)
         from_host = self._is_host_buffer(source)
         if self._is_host_buffer(target) and self._queue is not None:
-            target.numpy().view("uint8").fill(GARBAGE)
+            self._spoil(target)
 
         def work() -> None:
             if from_host:
@@ -170,6 +170,12 @@ class SimDevice(Device):
         self._num_runs += 1
         if self._num_runs == self.options.fault_step:
             raise SimFault(f"simulated fault in run {self._num_runs}", self.options.fault)
+
+    def _spoil(self, tensor: Tensor) -> None:
+        """Fill with garbage, at once: what nobody has written yet must look like it."""
+        low, high = GARBAGE_BYTES
+        byte = random.Random(self.options.seed).randint(low, high)
+        tensor.fill_(torch.full((tensor.element_size(),), byte, dtype=torch.uint8).view(tensor.dtype)[0].item())
 
     def _is_host_buffer(self, tensor: Tensor) -> bool:
         if not tensor.numel():

@@ -1,0 +1,50 @@
+# Two commands that need nothing but Python 3.10+: `make demo` and `make test`. They make their own .venv.
+# PYTHON=python3.12 chooses the interpreter, VENV=DIR the environment, PYTEST_ARGS adds to pytest's arguments.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu
+WHEELS := platforms core plugin_sdk plugins/cpu
+
+.PHONY: demo test full setup lint types imports wheels surfaces clean help
+
+help:
+	@echo "make demo      serve SmolLM2 on this CPU and ask it a question"
+	@echo "make test      run the tests (quick profile); make full runs the long ones"
+	@echo "make lint types imports   ruff, mypy --strict, import-linter"
+	@echo "make wheels    build every package into dist/"
+	@echo "make surfaces  write the frozen surfaces anew (tests/surfaces)"
+	@echo "make clean     remove what was built; the environment stays"
+
+demo:
+	$(PYTHON) scripts/bootstrap.py demo --venv $(VENV)
+	$(BIN)/python scripts/demo.py
+
+setup:
+	$(PYTHON) scripts/bootstrap.py test --venv $(VENV)
+
+test: setup
+	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+
+full: setup
+	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/python -m ruff check .
+
+types: setup
+	$(BIN)/python -m mypy --strict $(TYPED)
+
+imports: setup
+	$(BIN)/lint-imports
+
+surfaces: setup
+	$(BIN)/python scripts/write_surfaces.py
+
+wheels: setup
+	for one in $(WHEELS); do $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./$$one || exit 1; done
+
+clean:
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
