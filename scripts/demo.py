@@ -91,9 +91,7 @@ def ask(port: int, question: str) -> int:
         "stream_options": {"include_usage": True},
     }
     began = time.monotonic()
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    connection.request("POST", "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         print(f"the server answered {response.status}: {response.read().decode()}", file=sys.stderr)

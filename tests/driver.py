@@ -176,5 +176,5 @@ def open_platform(name: str, **options: Any) -> Any:
 
     manifest = next(one for one in read_manifests().valid if one.name == name)
     module, _, attribute = manifest.entry.partition(":")
-    defaults = {option.name: option.default for option in manifest.options}
+    defaults = {option.key: option.default for option in manifest.options}
     return getattr(import_module(module), attribute)({**defaults, **options})

@@ -93,7 +93,7 @@ class FakeMachine:
 
     def pci(self, vendor: int, device: int, class_id: int, *, render: str | None = None) -> str:
         """Put a device on the bus; returns its address."""
-        address = f"0000:{self._next:02x}:00.0"
+        address = f"{self._next // 256:04x}:{self._next % 256:02x}:00.0"
         self._next += 1
         folder = self.root / "sys/bus/pci/devices" / address
         folder.mkdir()

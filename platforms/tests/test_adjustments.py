@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
+
 from tenon_platforms.adjustments import Adjustment, Ledger
 from tenon_platforms.errors import ConfigError, PluginError
 from tenon_platforms.hookspecs import ControlPlane, hookimpl

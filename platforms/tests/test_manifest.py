@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tenon_platforms.errors import PluginError
 from tenon_platforms.manifest import BrokenPlugin, Manifest, read_manifests
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.manifest import Manifest, read_manifests
 from tenon_platforms.options import parse_platform_options
@@ -80,7 +81,7 @@ def test_a_bad_value_names_flag_value_and_what_is_expected(manifest: Manifest, t
 
 @pytest.mark.parametrize("text", ["thing", "thing=1", "thing.blocks", ".blocks=1", "thing.=1", ""])
 def test_a_malformed_text_says_the_form(manifest: Manifest, text: str) -> None:
-    with pytest.raises(ConfigError, match="NAME.KEY=VALUE") as error:
+    with pytest.raises(ConfigError, match=r"NAME\.KEY=VALUE") as error:
         parse_platform_options([text], manifest)
     assert repr(text) in str(error.value)
 

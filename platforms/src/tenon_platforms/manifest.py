@@ -141,7 +141,7 @@ def read_manifests(path: Sequence[str] | None = None) -> Manifests:
     valid = [_builtin(name) for name in BUILTINS]
     broken: list[BrokenPlugin] = []
     owners = {manifest.name: manifest.owner for manifest in valid}
-    for entry in platform_entries(path):
+    for entry in sorted(platform_entries(path), key=lambda entry: entry.name):
         _claim(owners, entry)
         item = _read(entry, path)
         if isinstance(item, Manifest):

@@ -7,6 +7,7 @@ it); from there the package's dotted name is walked as folders.
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,12 +39,9 @@ def platform_entries(path: Sequence[str] | None) -> Iterator[PlatformEntry]:
     """The group's entry points, each distribution once: the first on the path wins, as it does for imports."""
     seen: set[str] = set()
     for distribution in distributions() if path is None else distributions(path=list(path)):
-        text = distribution.read_text("entry_points.txt") or ""
-        if GROUP not in text:
+        if not _mentions_group(distribution):
             continue
-        metadata = distribution.metadata
-        name, version = (metadata["Name"], metadata["Version"]) if metadata else (None, None)
-        name = name or Path(str(getattr(distribution, "_path", "unknown"))).name.partition("-")[0]
+        name, version = _identity(distribution)
         normalized = name.lower().replace("_", "-").replace(".", "-")
         if normalized in seen:
             continue
@@ -53,10 +51,36 @@ def platform_entries(path: Sequence[str] | None) -> Iterator[PlatformEntry]:
                 name=entry_name,
                 package=package,
                 distribution=name,
-                version=version or "unknown",
+                version=version,
                 source=distribution,
                 problem=problem,
             )
+
+
+def _mentions_group(distribution: Any) -> bool:
+    """A cheap look before parsing: most distributions have nothing to do with us."""
+    try:
+        return GROUP in (distribution.read_text("entry_points.txt") or "")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _identity(distribution: Any) -> tuple[str, str]:
+    """Name and version; without metadata, what the folder is called."""
+    try:
+        return distribution.metadata["Name"] or "unknown", distribution.metadata["Version"] or "unknown"
+    except (OSError, KeyError, TypeError, AttributeError):  # METADATA is missing: how that is told varies by version
+        folder = Path(str(getattr(distribution, "_path", "unknown")))
+        name, _, version = folder.name.rpartition(".")[0].partition("-")
+        return name or "unknown", version or "unknown"
+
+
+def _files(distribution: Any) -> list[Any]:
+    """The distribution's own list of files; empty where it has none or it cannot be read."""
+    try:
+        return list(distribution.files or ())
+    except (OSError, ValueError, csv.Error):
+        return []
 
 
 def _group(distribution: Any, owner: str) -> list[tuple[str, str, str]]:
@@ -93,7 +117,7 @@ def find_manifest_file(entry: PlatformEntry, search: Sequence[str] | None) -> Pa
 
 
 def _candidates(entry: PlatformEntry, inside: PurePosixPath, search: Sequence[str] | None) -> Iterator[Path]:
-    files = entry.source.files or []
+    files = _files(entry.source)
     for file in files:
         if PurePosixPath(file) == inside:
             yield Path(str(file.locate()))

@@ -27,13 +27,11 @@ LIBRARY_FOLDERS = ("/usr/local/lib", "/usr/lib", "/usr/lib64", "/lib", "/lib64",
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """One device of the PCI bus: address, ids as numbers, `class_id` of 24 bits, its render nodes' names."""
+    """One device of the PCI bus: address, vendor, `class_id` of 24 bits. Its own id is read only where it is asked."""
 
     address: str
     vendor: int
-    device: int
     class_id: int
-    render_nodes: tuple[str, ...] = ()
 
 
 class Machine:
@@ -43,6 +41,7 @@ class Machine:
         self.root = root
         self.environ = environ
         self._by_vendor: dict[int, list[PciDevice]] = {}
+        self._device_ids: dict[str, int] = {}
 
     @cached_property
     def _vendors(self) -> dict[int, list[str]]:
@@ -62,15 +61,23 @@ class Machine:
     def pci(self, vendor: int) -> list[PciDevice]:
         """The devices of one vendor."""
         if vendor not in self._by_vendor:
-            self._by_vendor[vendor] = [self._pci_device(a, vendor) for a in self._vendors.get(vendor, ())]
+            self._by_vendor[vendor] = [
+                PciDevice(address, vendor, _read_id(self.path(f"/sys/bus/pci/devices/{address}/class")) or 0)
+                for address in self._vendors.get(vendor, ())
+            ]
         return self._by_vendor[vendor]
 
-    def _pci_device(self, address: str, vendor: int) -> PciDevice:
-        folder = self.path(f"/sys/bus/pci/devices/{address}")
-        nodes = tuple(Path(path).name for path in sorted(glob.glob(f"{folder}/drm/renderD*")))  # noqa: PTH207
-        return PciDevice(
-            address, vendor, _read_id(f"{folder}/device") or 0, _read_id(f"{folder}/class") or 0, render_nodes=nodes
-        )
+    def device_id(self, device: PciDevice) -> int:
+        """A device's id, of 16 bits."""
+        address = device.address
+        if address not in self._device_ids:
+            self._device_ids[address] = _read_id(self.path(f"/sys/bus/pci/devices/{address}/device")) or 0
+        return self._device_ids[address]
+
+    def render_nodes(self, device: PciDevice) -> list[str]:
+        """The /dev/dri nodes that belong to a device, whether or not they are there. Asked of matching devices only."""
+        paths = glob.glob(f"{glob.escape(self.path(f'/sys/bus/pci/devices/{device.address}'))}/drm/renderD*")  # noqa: PTH207
+        return [f"/dev/dri/{Path(path).name}" for path in sorted(paths)]
 
     def path(self, absolute: str) -> str:
         """An absolute path below the root."""
@@ -118,21 +125,21 @@ class PciSign(Sign):
     render_node: bool = False
 
     def holds(self, machine: Machine, findings: Findings, *, access: bool = False) -> bool:
-        matches = [d for d in machine.pci(self.vendor) if self._fits(d)]
+        matches = [d for d in machine.pci(self.vendor) if self._fits(d, machine)]
         if self.render_node:
             matches = [d for d in matches if self._has_render_node(d, machine, findings, access)]
         for device in matches:
             findings.addresses.add(device.address)
-            findings.note(f"PCI device {device.address} [{device.vendor:04x}:{device.device:04x}]")
+            findings.note(f"PCI device {device.address} [{device.vendor:04x}:{machine.device_id(device):04x}]")
         return bool(matches)
 
-    def _fits(self, device: PciDevice) -> bool:
+    def _fits(self, device: PciDevice, machine: Machine) -> bool:
         if self.classes and not f"{device.class_id:06x}".startswith(self.classes):
             return False
-        return not self.devices or any(low <= device.device <= high for low, high in self.devices)
+        return not self.devices or any(low <= machine.device_id(device) <= high for low, high in self.devices)
 
     def _has_render_node(self, device: PciDevice, machine: Machine, findings: Findings, access: bool) -> bool:
-        return any(_node_counts(f"/dev/dri/{name}", machine, findings, access) for name in device.render_nodes)
+        return any(_node_counts(path, machine, findings, access) for path in machine.render_nodes(device))
 
 
 @dataclass(frozen=True, slots=True)

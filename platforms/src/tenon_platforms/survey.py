@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .hardware import KnownHardware, Presence, SeenHardware, known_hardware, probe
@@ -65,7 +65,8 @@ class HardwareGroup:
 
     def line(self) -> str:
         """What was seen, in one line."""
-        return next(item for item in self.seen if item.presence is self.presence).line()
+        seen = next(item for item in self.seen if item.presence is self.presence)
+        return replace(seen, title=self.title).line()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ def survey(request: SelectionRequest) -> Survey:
     groups = _merge_by_address(list(kinds.values()))
     for group in groups:
         group.presence = _presence(group, presence)
+    groups.sort(key=lambda group: group.platform)
     return Survey(manifests=manifests, presence=presence, groups=tuple(groups), unserved=tuple(unserved))
 
 

@@ -13,10 +13,11 @@ from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, RowState
 from tenon_platforms.device import Device
 from tenon_platforms.ops.kernel import Kernel
 
-from .delta import NO_BLOCKS, Int32, RowStart, StepDelta
+from .delta import NO_BLOCKS, NO_INTS, Int32, RowStart, StepDelta
 from .packing import flat_places
 
 NEGATIVE_INFINITY = float("-inf")
+BLOCK_PIECE, ROW_PIECE = 32, 8  # block-table entries and rows written by one launch on a device that compiles
 
 
 class RowMemory:
@@ -77,26 +78,60 @@ class RowMemory:
         """Apply the block writes that came with a step's inputs."""
         self._writes.run(self.state, places, blocks, self._no_rows, self._no_params)
 
+    def warm(self) -> None:
+        """Run the writes of a compiling device once, on the dummy row."""
+        self._write_pieces(NO_BLOCKS, NO_INTS, np.zeros((0, NUM_ROW_COLUMNS), dtype=np.int32))
+
     def _write(self, blocks: Int32, rows: Int32, params: Int32) -> None:
-        if self._pad_writes:  # repeat the last write, so that a compiling device sees few sizes
-            blocks, rows, params = _pad(blocks), _pad(rows), _pad(params)
+        if self._pad_writes:
+            self._write_pieces(blocks, rows, params)
+            return
+        count = blocks.shape[0]
+        staged, landed = self._buffers(2 * count + rows.size + params.size)
+        self._fill(staged.numpy(), blocks, rows, params)
+        self._device.copy(landed, staged)
+        self._launch(landed, count, rows.size)
+
+    def _write_pieces(self, blocks: Int32, rows: Int32, params: Int32) -> None:
+        """In pieces of one fixed size, padded with writes of what the dummy row holds: one shape, one compilation."""
+        num_pieces = max(-(-len(blocks) // BLOCK_PIECE), -(-len(rows) // ROW_PIECE), 1)
+        dummy = self.state.params.shape[0] - 1
+        all_blocks = np.zeros((num_pieces * BLOCK_PIECE, 4), dtype=np.int32)
+        all_blocks[:, 1] = dummy
+        all_blocks[: len(blocks)] = blocks
+        all_rows = np.full(num_pieces * ROW_PIECE, dummy, dtype=np.int32)
+        all_rows[: len(rows)] = rows
+        all_params = np.zeros((num_pieces * ROW_PIECE, NUM_ROW_COLUMNS), dtype=np.int32)
+        all_params[: len(params)] = params
+        size = 2 * BLOCK_PIECE + ROW_PIECE * (1 + NUM_ROW_COLUMNS)
+        staged, _ = self._buffers(num_pieces * size)
+        landed = self._landing[:size]  # queued work is done in order: every piece may land in the same place
+        for piece in range(num_pieces):
+            some = slice(piece * BLOCK_PIECE, (piece + 1) * BLOCK_PIECE)
+            few = slice(piece * ROW_PIECE, (piece + 1) * ROW_PIECE)
+            part = staged[piece * size : (piece + 1) * size]
+            self._fill(part.numpy(), all_blocks[some], all_rows[few], all_params[few])
+            self._device.copy(landed, part)
+            self._launch(landed, BLOCK_PIECE, ROW_PIECE)
+
+    def _fill(self, host: Int32, blocks: Int32, rows: Int32, params: Int32) -> None:
+        """[ places | blocks | rows | params ]"""
         count = blocks.shape[0]
         second, third = 2 * count, 2 * count + rows.size
-        total = third + params.size
-        staged, landed = self._buffers(total)
-        host = staged.numpy()
         groups, num_rows, num_blocks = self.state.block_tables.shape
         host[:count] = flat_places(blocks, (groups, num_rows, num_blocks))
         host[count:second] = blocks[:, 3]
         host[second:third] = rows
-        host[third:total] = params.ravel()
-        self._device.copy(landed, staged)
+        host[third : third + params.size] = params.ravel()
+
+    def _launch(self, landed: torch.Tensor, count: int, num_rows: int) -> None:
+        second, third = 2 * count, 2 * count + num_rows
         self._writes.run(
             self.state,
             landed[:count],
             landed[count:second],
             landed[second:third],
-            landed[third:total].view(-1, NUM_ROW_COLUMNS),
+            landed[third:].view(-1, NUM_ROW_COLUMNS),
         )
 
     def _buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,11 +183,3 @@ class RowMemory:
             self._device.copy(grown[: len(current)], current)
             setattr(self.state, table, grown)
         return slot
-
-
-def _pad(lines: Int32) -> Int32:
-    count = len(lines)
-    if count == 0:
-        return lines
-    padded = 1 << (count - 1).bit_length()
-    return np.concatenate((lines, np.repeat(lines[-1:], padded - count, axis=0)))

@@ -24,9 +24,12 @@ from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.shapes import ShapeKey, ShapePolicy
 
-from .delta import Int32, StepDelta
+from .delta import NO_COPIES, Int32, StepDelta
 from .packing import StepPacker
 from .row_memory import RowMemory
+
+COPY_PIECE = 8  # blocks copied by one launch on a device that compiles
+NO_MASK: Int32 = np.zeros((0, 1), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class StepResult:
 
 
 GrammarMasks = Callable[[], Int32]
-"""int32 [padded logits, ceil(vocab / 32)], as `SamplingBatch.grammar_mask`."""
+"""int32 [logits, ceil(vocab / 32)], as `SamplingBatch.grammar_mask`; the runner pads it."""
 
 
 class LaunchedStep(Protocol):
@@ -153,12 +156,16 @@ class Runner:
     ) -> None:
         vocab = model.spec.vocab_size
         strict = policy.strict
-        max_logits = max(policy.limits.max_tokens, limits.max_rows)
+        # every token's log-probability is wanted, and every row begins with the end of a prompt
+        max_logits = policy.limits.max_tokens + limits.max_rows
         sizes = list(policy.eager_keys())
         self.model = model
         self.policy = policy
         self._device = device
+        self._execution = execution
         self._limits = limits
+        self._fixed_sizes = strict
+        self._between_is_warm = False
         self._sampler = table.choose(SamplerSpec(vocab_size=vocab))
         self._logprobs = table.choose(TokenLogprobsSpec(vocab_size=vocab))
         self._prepare = table.choose(PrepareInputsSpec(block_sizes=(limits.block_size,) * len(model.groups)))
@@ -185,6 +192,7 @@ class Runner:
         self._tables = self._rows.state.block_tables.unbind(0)
         self._last_key: tuple[ShapeKey, ShapeKey] | None = None  # (need, key): steady steps ask for the same
         self._plans: dict[ShapeKey, list[Any]] = {}
+        self._masks: dict[int, Tensor] = {}  # logits -> grammar mask of static keys
         self._results: list[dict[Any, list[Tensor]]] = [{} for _ in range(limits.depth + 2)]
         self._turn = 0
         self.step = execution.executable(self._step, name="step")
@@ -212,15 +220,26 @@ class Runner:
             outputs: StepOutputs = self.step.run(key, call)
         else:
             call.logits = self.forward.run(key, call)
-            call.grammar_mask = self._to_device(masks())
+            call.grammar_mask = self._mask_to_device(key, masks())
             outputs = self.sample.run(key, call)
         return self._collect(outputs, host.num_logits)
 
     def prepare(self, key: ShapeKey) -> None:
-        """Compile or capture the executables of a key, and run them once on dummy rows."""
+        """Compile or capture what a step of this key launches, and run it once on dummy rows."""
+        if self._fixed_sizes and not self._between_is_warm:
+            self._between_is_warm = True
+            self._rows.warm()
+            self._copy_blocks(NO_COPIES)
         delta = _dummy_delta(key, self._limits.max_rows)
         inputs = self._packer.pack(delta, key, _host_batch(delta))
-        self.step.prepare(key, StepCall(inputs=inputs, plans=self._plan(key, inputs)))
+        self._rows.write_blocks(inputs.write_places, inputs.write_blocks)  # all padding: the dummy row's
+        call = StepCall(inputs=inputs, plans=self._plan(key, inputs))
+        self.step.prepare(key, call)
+        if key.mode.grammar:
+            self.forward.prepare(key, call)
+            call.logits = self.forward.run(key, call)
+            call.grammar_mask = self._mask_to_device(key, NO_MASK)
+            self.sample.prepare(key, call)
         self._device.synchronize()
 
     def release(self) -> None:
@@ -235,8 +254,8 @@ class Runner:
 
     @property
     def num_compiles(self) -> int:
-        """Compilations so far, of all executables."""
-        return sum(executable.num_compiles for executable in self.executables)
+        """Compilations so far, of all executables and of kernels between steps."""
+        return sum(executable.num_compiles for executable in self.executables) + self._execution.num_compiles
 
     def _key(self, need: ShapeKey) -> ShapeKey:
         if self._last_key is None or self._last_key[0] != need:
@@ -301,9 +320,30 @@ class Runner:
         self._device.copy(target, staged)
         return target
 
+    def _mask_to_device(self, key: ShapeKey, mask: Int32) -> Tensor:
+        """The grammar mask padded to the key's logits, all allowed; for a static key always the same tensor."""
+        width = -(-self.model.spec.vocab_size // 32)
+        staged = self._device.host_buffer((key.logits, width), torch.int32)
+        staged.fill_(-1)
+        staged.numpy()[: len(mask)] = mask if len(mask) else -1
+        target = self._masks.get(key.logits) if key.static else None
+        if target is None:
+            target = self._device.empty((key.logits, width), torch.int32)
+            if key.static:
+                self._masks[key.logits] = target
+        self._device.copy(target, staged)
+        return target
+
     def _copy_blocks(self, pairs: Int32) -> None:
-        target = self._to_device(pairs)
-        self.model.groups[0].backend.copy_blocks(self._pool(), target[:, 0], target[:, 1])
+        """Copy blocks; a compiling device gets them in pieces of one size, padded with the null block onto itself."""
+        pieces = [pairs]
+        if self._fixed_sizes:
+            padded = np.zeros((max(-(-len(pairs) // COPY_PIECE), 1) * COPY_PIECE, 2), dtype=np.int32)
+            padded[: len(pairs)] = pairs
+            pieces = np.split(padded, len(padded) // COPY_PIECE)
+        for piece in pieces:
+            target = self._to_device(piece)
+            self.model.groups[0].backend.copy_blocks(self._pool(), target[:, 0], target[:, 1])
 
     def _pool(self) -> list[Any]:
         """Every distinct cache once: layers of different groups share them."""

@@ -1,7 +1,7 @@
 """Paged attention of the simulated device: fixed shapes, lengths read on the device only, unused blocks full of NaN.
 
-A cache is [blocks, kv heads, 2, block_size, head_dim]; nothing but this file knows. A decode gathers each row's context;
-a prefill scores all tokens against the contexts of all rows and masks those of other rows.
+A cache is [blocks, kv heads, 2, block_size, head_dim]; nothing but this file knows. A decode gathers each row's
+context; a prefill scores all tokens against the contexts of all rows and masks those of other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.torch_dtypes import to_torch
 
 from .device import SimDevice, check_narrow
-from .faults import ContractViolation
+from .faults import BrokenContractError
 
 KERNEL_BLOCK = 24
 HIDDEN = -1e30  # a score that weighs nothing beside any visible one, and leaves a row that sees nothing finite
@@ -60,7 +60,7 @@ class SimAttention(AttentionBackend):
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
         if block_size % KERNEL_BLOCK:
-            raise ContractViolation(f"block size {block_size} is no multiple of {KERNEL_BLOCK}")
+            raise BrokenContractError(f"block size {block_size} is no multiple of {KERNEL_BLOCK}")
         shape = (num_blocks, self.spec.num_kv_heads, 2, block_size, self.spec.head_dim)
         caches = [self._device.zeros(shape, to_torch(self.layout.dtype)) for _ in range(num_layers)]
         for cache in caches:
@@ -96,7 +96,11 @@ class SimAttention(AttentionBackend):
         if self._device.is_worker:
             return self._attend(inputs, plan)
         output = self._device.empty(tuple(inputs.query.shape), inputs.query.dtype)
-        self._device.submit(lambda: output.copy_(self._attend(inputs, plan)) and None)
+
+        def work() -> None:
+            output.copy_(self._attend(inputs, plan))
+
+        self._device.submit(work)
         return output
 
     def _attend(self, inputs: GQAInputs, plan: SimPlan) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tenon_platforms.device import NULL_EVENT, Device, DeviceInfo, Event, Fault, MemoryInfo
 
-from .faults import ContractViolation, SimFault
+from .faults import BrokenContractError, SimFaultError
 from .options import SimOptions
 from .queue import WorkQueue
 
@@ -86,7 +86,7 @@ class SimDevice(Device):
             count *= size
         with self._lock:
             if self._used + count > self.options.memory_mb << 20:
-                raise SimFault(
+                raise SimFaultError(
                     f"can't allocate memory: {count} bytes asked for, {self._used} of {self.options.memory_mb} MiB"
                     " are in use",
                     Fault.OUT_OF_MEMORY,
@@ -105,7 +105,7 @@ class SimDevice(Device):
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         if target.shape != source.shape or target.dtype != source.dtype:
-            raise ContractViolation(
+            raise BrokenContractError(
                 f"copy of {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}:"
                 " a copy changes neither type nor shape"
             )
@@ -132,7 +132,7 @@ class SimDevice(Device):
         yield  # one queue only
 
     def classify_fault(self, error: BaseException) -> Fault:
-        return error.fault if isinstance(error, SimFault) else Device.classify_fault(self, error)
+        return error.fault if isinstance(error, SimFaultError) else Device.classify_fault(self, error)
 
     # what the other sockets of this platform use
 
@@ -169,7 +169,7 @@ class SimDevice(Device):
         """One more executable run; raises where the options say that this one fails."""
         self._num_runs += 1
         if self._num_runs == self.options.fault_step:
-            raise SimFault(f"simulated fault in run {self._num_runs}", self.options.fault)
+            raise SimFaultError(f"simulated fault in run {self._num_runs}", self.options.fault)
 
     def _spoil(self, tensor: Tensor) -> None:
         """Fill with garbage, at once: what nobody has written yet must look like it."""
@@ -187,4 +187,4 @@ class SimDevice(Device):
 def check_narrow(what: str, dtype: torch.dtype) -> None:
     """Raise for the types this device does not have."""
     if dtype in WIDE:
-        raise ContractViolation(f"{what} of {dtype}: this device has no 64-bit numbers", remedy="use 32-bit ones")
+        raise BrokenContractError(f"{what} of {dtype}: this device has no 64-bit numbers", remedy="use 32-bit ones")

@@ -1,7 +1,7 @@
 """Execution on the simulated device: traced executables over a strict lattice, or captured decode steps.
 
-A run returns outputs at once; the queue fills them in. Static keys get the checks of `guard.py` at every run, and their
-inputs must be the same tensors every time.
+A run returns outputs at once; the queue fills them in. Static keys get the checks of `guard.py` at every run; a
+capture's inputs must be the same tensors every time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenon_platforms.model import ModelSpec
 from tenon_platforms.shapes import DynamicShapes, LatticeShapes, SamplingMode, ScheduleLimits, ShapeKey, ShapePolicy
 
 from .device import SimDevice, check_narrow
-from .faults import ContractViolation
+from .faults import BrokenContractError
 from .guard import Program, guarded
 from .trees import map_tensors, tensors_of
 
@@ -100,7 +100,7 @@ class SimExecutable(Executable):
 
     def _run_eagerly(self, key: ShapeKey, inputs: Any) -> Any:
         if self.kind is ExecutableKind.TRACE:
-            raise ContractViolation(f"{self._at(key)} lies outside the lattice, which is all that this device runs")
+            raise BrokenContractError(f"{self._at(key)} lies outside the lattice, which is all that this device runs")
 
         def work() -> Any:
             self._device.lag()
@@ -129,27 +129,28 @@ class SimExecutable(Executable):
     def _deliver(self, result: Any, outputs: Any) -> None:
         for (path, made), (_, target) in zip(tensors_of(result), tensors_of(outputs), strict=True):
             if made.shape != target.shape or made.dtype != target.dtype:
-                raise ContractViolation(
+                raise BrokenContractError(
                     f"{self._name}: output {path} is {made.dtype} {list(made.shape)}, prepared was {target.dtype}"
                     f" {list(target.shape)}"
                 )
             target.copy_(made)
 
     def _check_inputs(self, key: ShapeKey, inputs: Any, prepared: _Prepared) -> None:
-        """A static key's inputs are what they were, tensor by tensor."""
+        """A static key's inputs are what they were, tensor by tensor; for a capture, the very same memory."""
         found = dict(tensors_of(inputs))
         if found.keys() != prepared.inputs.keys():
             different = sorted(found.keys() ^ prepared.inputs.keys())
-            raise ContractViolation(f"{self._at(key)}: inputs differ from the prepared ones in {different}")
+            raise BrokenContractError(f"{self._at(key)}: inputs differ from the prepared ones in {different}")
         for path, tensor in found.items():
             known = prepared.inputs[path]
             if tensor.shape != known.shape or tensor.dtype != known.dtype:
-                raise ContractViolation(
+                raise BrokenContractError(
                     f"{self._at(key)}: input {path} is {tensor.dtype} {list(tensor.shape)}, prepared was {known.dtype}"
                     f" {list(known.shape)}"
                 )
-            if tensor.data_ptr() != known.data_ptr() or tensor.stride() != known.stride():
-                raise ContractViolation(f"{self._at(key)}: input {path} is another tensor than the prepared one")
+            moved = tensor.data_ptr() != known.data_ptr() or tensor.stride() != known.stride()
+            if moved and self.kind is ExecutableKind.CAPTURE:
+                raise BrokenContractError(f"{self._at(key)}: input {path} is another tensor than the prepared one")
 
     def _at(self, key: ShapeKey) -> str:
         return f"{self._name} at {key}"
@@ -186,7 +187,12 @@ def static_lattice(model: ModelSpec, limits: EngineLimits) -> LatticeShapes:
     chunk = min(CHUNK, limits.max_tokens or CHUNK)
     prefills = max(min(MAX_PREFILLS, (limits.max_tokens or chunk * MAX_PREFILLS) // chunk, limits.max_rows), 1)
     everything = SamplingMode(
-        noise=True, filters=True, penalties=True, edits=True, num_logprobs=min(MAX_LOGPROBS, model.vocab_size)
+        noise=True,
+        filters=True,
+        penalties=True,
+        edits=True,
+        grammar=True,
+        num_logprobs=min(MAX_LOGPROBS, model.vocab_size),
     )
     return LatticeShapes(
         limits=ScheduleLimits(

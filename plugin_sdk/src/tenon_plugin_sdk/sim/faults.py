@@ -6,7 +6,7 @@ from tenon_platforms.device import Fault
 from tenon_platforms.errors import DeviceError
 
 
-class SimFault(DeviceError):
+class SimFaultError(DeviceError):
     """A failure switched on by the options, or running out of the simulated memory."""
 
     def __init__(self, message: str, fault: Fault, *, remedy: str | None = None) -> None:
@@ -14,7 +14,7 @@ class SimFault(DeviceError):
         self.fault = fault
 
 
-class ContractViolation(DeviceError):
+class BrokenContractError(DeviceError):
     """Core or a kernel did what no real device of this kind would let pass."""
 
 

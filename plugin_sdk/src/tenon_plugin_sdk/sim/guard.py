@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .faults import ContractViolation
+from .faults import BrokenContractError
 
 HOST_READS = {
     getattr(Tensor, name)
@@ -64,7 +64,7 @@ def guarded(name: str, fn: Callable[[Any], Any], inputs: Any, program: Program, 
     with _HostReads(name), guard:
         result = fn(inputs)
     if guard.place != len(program.entries):
-        raise ContractViolation(
+        raise BrokenContractError(
             f"{name}: ended after {guard.place} operations, the prepared program has {len(program.entries)}"
         )
     return result
@@ -79,7 +79,7 @@ class _HostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in HOST_READS:
-            raise ContractViolation(
+            raise BrokenContractError(
                 f"{self._name}: {func.__name__} reads a device value on the host inside an executable",
                 remedy="keep it on the device, or read it before the step from what the host knows",
             )
@@ -90,7 +90,7 @@ class _Operations(TorchDispatchMode):
     """Records operations, or compares them with the record."""
 
     def __init__(self, name: str, program: Program, record: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._name = name
         self._program = program
         self._record = record
@@ -131,7 +131,7 @@ class _Operations(TorchDispatchMode):
         entries = self._program.entries
         expected = entries[self.place] if self.place < len(entries) else ("the end of the program",)
         if entry != expected:
-            raise ContractViolation(
+            raise BrokenContractError(
                 f"{self._name}: operation {self.place} is {_text(entry)}; prepared was {_text(expected)}: the function"
                 " depends on something that is not among its inputs' values"
             )
@@ -143,7 +143,7 @@ class _Operations(TorchDispatchMode):
             masked = any(isinstance(index, Tensor) and index.dtype in MASKS for index in args[1])
             bad = masked and (op == "index" or args[2].numel() != 1)
         if bad:
-            raise ContractViolation(
+            raise BrokenContractError(
                 f"{self._name}: {func} has a shape that depends on values, which this device cannot run",
                 remedy="offer a kernel that works on padded shapes (torch.where, masks)",
             )

@@ -14,7 +14,7 @@ import torch
 
 from tenon_platforms.device import Event, Fault
 
-from .faults import SimFault
+from .faults import SimFaultError
 
 Work = Callable[[], None]
 WAIT_SECONDS = 600.0  # a queue that is silent for longer hangs
@@ -86,6 +86,6 @@ class WorkQueue:
                     item()
                 except BaseException as raised:  # noqa: BLE001 - the host gets it from the next event
                     error = error or raised
-                    if isinstance(raised, SimFault) and raised.fault is Fault.LOST:
+                    if isinstance(raised, SimFaultError) and raised.fault is Fault.LOST:
                         lost = raised
-                item = None  # noqa: PLW2901 - let go of the work's tensors before waiting
+                item = None  # let go of the work's tensors before waiting

@@ -1,0 +1,58 @@
+"""What the CPU platform can do on the machine it runs on, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tenon_platforms.adjustments import Adjustment
+from tenon_platforms.capabilities import Capabilities, Determinism
+from tenon_platforms.dtypes import DType
+
+from .isa import CPU
+
+WHO = "cpu"
+
+
+def capabilities(cpu: CPU, *, inplace: bool) -> Capabilities:
+    """dtypes: those with instructions of their own first. inplace: 4-bit GGUF blocks are computed on directly."""
+    schemes = {"dense-*": "native"}
+    if inplace:
+        schemes |= {"gguf-q4_0": "native", "gguf-q4_1": "native"}
+    return Capabilities(
+        dtypes=_dtypes(cpu),
+        kv_dtypes=(DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16),
+        schemes={**schemes, "gguf-*": "dequantize"},
+        determinism=Determinism.BATCH,
+    )
+
+
+def adjustments(cpu: CPU, requested: Mapping[str, Any]) -> Iterator[Adjustment]:
+    """What "auto" means on this machine. Float32 is never less exact than what it stands for."""
+    dtype = requested.get("dtype")
+    if dtype == "auto" and not cpu.has_bf16:
+        yield Adjustment(
+            field="dtype",
+            requested="auto",
+            effective=DType.FLOAT32.value,
+            reason=f"{cpu.name} ({cpu.arch}) has no bfloat16 or float16 products: float32 is faster and more exact",
+            severity="performance",
+            who=WHO,
+        )
+    becomes_half = dtype in ("bfloat16", "float16", "half") or (dtype == "auto" and cpu.has_bf16)
+    if requested.get("kv_cache_dtype") == "auto" and becomes_half:
+        yield Adjustment(
+            field="kv_cache_dtype",
+            requested="auto",
+            effective=DType.FLOAT32.value,
+            reason="decode attention sums in the cache's type: float32 is faster and more exact here",
+            severity="performance",
+            who=WHO,
+        )
+
+
+def _dtypes(cpu: CPU) -> tuple[DType, ...]:
+    if not cpu.has_bf16:
+        return (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+    half = (DType.FLOAT16,) if cpu.has_fp16 else ()
+    return (DType.BFLOAT16, DType.FLOAT32, *half)

@@ -1,0 +1,53 @@
+"""The device socket of the CPU platform: the host, with its threads, memory-mapped loading and heap trimming.
+
+Work is synchronous; there is nothing to overlap with, so streams and events stay the contract's null objects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from tenon_platforms.device import Device, LoadPolicy, ProcessModel
+
+
+@dataclass(slots=True, kw_only=True)
+class CPUDevice(Device):
+    """The host. threads: of one step, set when the device is opened and put back when it is closed."""
+
+    threads: int = 1
+    load_policy: LoadPolicy = LoadPolicy.MMAP
+    _threads_before: int = 0
+
+    def __post_init__(self) -> None:
+        self.process_model = ProcessModel(
+            threads=self.threads, forward_env=("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+        )
+
+    def open(self) -> None:
+        if not self._threads_before:
+            self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+
+    def close(self) -> None:
+        if self._threads_before:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = 0
+        trim_heap()
+
+    def sleep(self, tags: tuple[str, ...]) -> bool:
+        trim_heap()
+        return False
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system: loading leaves as much free heap as the weights were large."""
+    if sys.platform == "linux":
+        try:
+            trim = ctypes.CDLL(None).malloc_trim
+        except AttributeError:  # a C library without it (musl)
+            return
+        trim(0)
