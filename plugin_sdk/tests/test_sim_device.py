@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tenon_platforms.device import Fault
 from tenon_platforms.errors import ConfigError
 from tenon_plugin_sdk.sim.device import SimDevice

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tenon_platforms.execution import EngineLimits, ExecutableKind
 from tenon_platforms.shapes import GREEDY, SamplingMode, ShapeKey
 from tenon_plugin_sdk.sim.device import SimDevice
 from tenon_plugin_sdk.sim.execution import SimExecutable, static_lattice
 from tenon_plugin_sdk.sim.faults import BrokenContractError
 from tenon_plugin_sdk.sim.options import SimOptions
-from torch import Tensor
 
 pytestmark = pytest.mark.unit
 KEY = ShapeKey(tokens=4, rows=4, logits=4, max_query=1, blocks=1, static=True)

@@ -26,8 +26,9 @@ from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
-from tenon_platforms.execution import EngineLimits, Execution
+from tenon_platforms.execution import EngineLimits, ExecutableKind, Execution
 from tenon_platforms.model import ModelSpec
+from tenon_platforms.ops.rows import RowWritesSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.platform import Platform
 from tenon_platforms.shapes import ShapePolicy
@@ -153,6 +154,7 @@ def assemble(
             depth=depth,
         ),
     )
+    _check_traceable(table, sockets)
     engine = _engine(config, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth)
     return Assembled(
         engine=engine,
@@ -282,6 +284,20 @@ def _allocate_caches(model: Model, num_blocks: int, block_size: int) -> None:
         for place, layer in enumerate(group.layers):
             caches[layer] = pool[place]
     model.caches = caches
+
+
+def _check_traceable(table: OpTable, sockets: Sockets) -> None:
+    """A device that compiles its steps runs nothing else: raise `ConfigError` for a kernel that cannot be traced."""
+    if sockets.capabilities.executable is not ExecutableKind.TRACE:
+        return
+    for choice in table.choices:
+        if not choice.kernel.flags.graph_safe and not isinstance(choice.spec, RowWritesSpec):
+            refused = "; ".join(f"{name}: {reason}" for name, reason in choice.refused) or "nothing else is offered"
+            raise ConfigError(
+                f"platform {sockets.platform.name!r} compiles its steps, but kernel {choice.kernel.name!r} for"
+                f" {choice.spec.summary()} cannot be compiled ({refused})",
+                remedy="leave out --batch-invariant if it is set; else the platform needs its own kernel for this op",
+            )
 
 
 def _longest_resident(memory: KVMemory, num_blocks: int, max_model_len: int) -> int:

@@ -1,7 +1,8 @@
 """The rows' memory on the device, as the runner keeps it: parameters, block tables, counts and logit edits.
 
 Counts and edits are wide (one vocabulary a slot), so only rows that use them have a slot; slots are reused. Where
-shapes must not change, `fixed_slots` makes all of them at the start.
+shapes must not change, `fixed_slots` makes all of them at the start; where launches are captured, `grow_once` makes
+all of them at their first use, and `num_moves` tells that captures which read the old table are void.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class RowMemory:
         fixed_slots: bool,
         pad_writes: bool,
         depth: int,
+        grow_once: bool = False,
     ) -> None:
         self._device = device
         self._staging: list[torch.Tensor] = [device.host_buffer((0,), torch.int32) for _ in range(depth)]
@@ -45,6 +47,8 @@ class RowMemory:
         self._writes = writes
         self._vocab_size = vocab_size
         self._pad_writes = pad_writes
+        self._all_slots = max_rows + 1 if grow_once else 0
+        self.num_moves = 0  # how often a table of the state has become another tensor
         slots = max_rows + 1 if fixed_slots else 1
         self.state = RowState(
             last_tokens=device.zeros((max_rows + 1,), torch.int32),
@@ -179,7 +183,8 @@ class RowMemory:
         owners[row] = slot
         current = getattr(self.state, table)
         if slot >= len(current):
-            grown = self._device.zeros((2 * slot, *current.shape[1:]), current.dtype)
+            grown = self._device.zeros((max(2 * slot, self._all_slots), *current.shape[1:]), current.dtype)
+            self.num_moves += 1
             self._device.copy(grown[: len(current)], current)
             setattr(self.state, table, grown)
         return slot

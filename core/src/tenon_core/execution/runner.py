@@ -18,7 +18,7 @@ from torch import Tensor
 from tenon_core.models.model import Model, StepContext
 from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
 from tenon_platforms.device import Device, Event
-from tenon_platforms.execution import Executable, Execution
+from tenon_platforms.execution import Executable, ExecutableKind, Execution
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
@@ -159,6 +159,9 @@ class Runner:
         # every token's log-probability is wanted, and every row begins with the end of a prompt
         max_logits = policy.limits.max_tokens + limits.max_rows
         sizes = list(policy.eager_keys())
+        self.step = execution.executable(self._step, name="step")
+        self.forward = execution.executable(self._forward, name="forward")
+        self.sample = execution.executable(self._sample, name="sample")
         self.model = model
         self.policy = policy
         self._device = device
@@ -179,7 +182,9 @@ class Runner:
             fixed_slots=strict,
             pad_writes=strict,
             depth=limits.depth + 2,
+            grow_once=self.step.kind is not ExecutableKind.EAGER,
         )
+        self._num_moves = 0
         self._packer = StepPacker(
             device=device,
             max_tokens=max([policy.limits.max_tokens, *(key.tokens for key in sizes)]),
@@ -195,9 +200,6 @@ class Runner:
         self._masks: dict[int, Tensor] = {}  # logits -> grammar mask of static keys
         self._results: list[dict[Any, list[Tensor]]] = [{} for _ in range(limits.depth + 2)]
         self._turn = 0
-        self.step = execution.executable(self._step, name="step")
-        self.forward = execution.executable(self._forward, name="forward")
-        self.sample = execution.executable(self._sample, name="sample")
 
     # the hot path
 
@@ -210,6 +212,8 @@ class Runner:
         key = self._key(_need(delta, host))
         carried = self._packer.carries_writes(delta, key)
         self._rows.apply(delta, step_carries_writes=carried)
+        if self._rows.num_moves != self._num_moves:
+            self._forget_captures()
         if delta.block_copies.shape[0]:
             self._copy_blocks(delta.block_copies)
         inputs = self._packer.pack(delta, key, host)
@@ -241,6 +245,13 @@ class Runner:
             call.grammar_mask = self._mask_to_device(key, NO_MASK)
             self.sample.prepare(key, call)
         self._device.synchronize()
+
+    def _forget_captures(self) -> None:
+        """A table of the rows' state has grown into another tensor, which captures do not read: capture anew."""
+        if self.step.kind is not ExecutableKind.EAGER:
+            self._device.synchronize()  # what is in flight may be a replay
+            self.release()
+        self._num_moves = self._rows.num_moves
 
     def release(self) -> None:
         """Give back executables; the model and its caches go with the runner."""

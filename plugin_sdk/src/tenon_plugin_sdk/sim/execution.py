@@ -204,7 +204,7 @@ def static_lattice(model: ModelSpec, limits: EngineLimits) -> LatticeShapes:
         ),
         decode_rows=doubling(1, limits.max_rows),
         prefill=tuple((chunk * count, count) for count in range(1, prefills + 1)),
-        blocks=doubling(2, max(limits.max_blocks, 1), factor=4),
+        blocks=doubling(2, max(limits.max_blocks, 1), factor=8),
         modes=(SamplingMode(), everything),
         strict=True,
     )

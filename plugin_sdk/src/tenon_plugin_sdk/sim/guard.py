@@ -33,9 +33,13 @@ HOST_READS = {
 }
 DATA_DEPENDENT = {
     "_local_scalar_dense",
+    "item",
     "is_nonzero",
     "equal",
+    "allclose",
     "nonzero",
+    "nonzero_numpy",
+    "argwhere",
     "masked_select",
     "_unique",
     "_unique2",
@@ -138,7 +142,8 @@ class _Operations(TorchDispatchMode):
 
     def _refuse_data_dependent(self, func: Any, args: Any) -> None:
         op = func.overloadpacket.__name__
-        bad = op in DATA_DEPENDENT or (op == "repeat_interleave" and isinstance(args[-1], Tensor))
+        bad = op in DATA_DEPENDENT or (op == "where" and len(args) == 1)
+        bad = bad or (op == "repeat_interleave" and isinstance(args[-1], Tensor))
         if op in ("index", "index_put", "index_put_", "_index_put_impl_"):
             masked = any(isinstance(index, Tensor) and index.dtype in MASKS for index in args[1])
             bad = masked and (op == "index" or args[2].numel() != 1)

@@ -1,0 +1,1 @@
+"""Storage formats both sides of the contract speak: GGUF block types."""
