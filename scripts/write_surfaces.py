@@ -12,7 +12,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from contract_surface import gate, surface
 
@@ -34,32 +33,11 @@ def hooks() -> list[str]:
 
 
 def cli_flags() -> list[str]:
-    """Every command's flags, as click has them."""
-    import click
+    """Every command's flags, in the command tree's order made alphabetical."""
+    from tenon_core.cli.flags import surface_lines
     from tenon_core.cli.main import cli
 
-    def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[str]:
-        context = click.Context(command, info_name=path[-1])
-        if isinstance(command, click.Group):
-            for name in command.list_commands(context):
-                child = command.get_command(context, name)
-                assert child is not None
-                yield from walk(child, (*path, name))
-        yield " ".join(path)
-        for parameter in command.params:
-            yield f"{' '.join(path)} {_parameter(parameter)}"
-
-    return sorted(set(walk(cli, ("tenon",))))
-
-
-def _parameter(parameter: Any) -> str:
-    names = "/".join([*parameter.opts, *parameter.secondary_opts])
-    choices = getattr(parameter.type, "choices", None)
-    kind = "{" + ",".join(map(str, choices)) + "}" if choices else parameter.type.name
-    text = f"{names} {'argument' if parameter.param_type_name == 'argument' else kind}"
-    if parameter.envvar:
-        text += f" env={parameter.envvar}"
-    return text + (" multiple" if parameter.multiple else "")
+    return sorted(surface_lines(cli, "tenon"))
 
 
 def environment() -> list[str]:
@@ -80,17 +58,24 @@ def entry_points() -> list[str]:
 
 
 def http_routes() -> list[str]:
-    """Methods and paths of the running application."""
-    from surface_app import routes
+    """Methods and paths of the application."""
+    from tenon_core.serving.app import routes
 
     return sorted(routes())
 
 
 def metrics() -> list[str]:
-    """Metric families: name, type, labels."""
-    from surface_app import metric_families
+    """Metric families: name, type, labels beside the model's name."""
+    from tenon_core.engine.messages import EngineStats
+    from tenon_core.observability.metrics import EngineMetrics
 
-    return sorted(metric_families())
+    made = EngineMetrics("model")
+    made.take_snapshot(EngineStats(*(0 for _ in EngineStats.__struct_fields__)))
+    found = set()
+    for family in made.registry.collect():
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        found.add(f"{family.name} {family.type} {{{','.join(labels)}}}")
+    return sorted(found)
 
 
 def contract() -> list[str]:

@@ -9,12 +9,12 @@ import torch
 from gguf import quants
 
 from tenon_platforms.dtypes import DType
-from tenon_platforms.formats import gguf_reference
-from tenon_platforms.formats.gguf_reference import dequantize, quantize
-from tenon_platforms.formats.gguf_types import BY_NAME, SUPPORTED, TYPES, type_named
+from tenon_platforms.formats.gguf_reference import dequantize, quantize_q4_0, quantize_q4_1, quantize_q8_0
+from tenon_platforms.formats.gguf_types import BY_ID, BY_NAME, KNOWN_NAMES, SUPPORTED
 
 pytestmark = pytest.mark.unit
-QUANTIZED = [name for name in SUPPORTED if BY_NAME[name].is_quantized]
+QUANTIZED = [name for name in SUPPORTED if BY_NAME[name].dtype is None]
+QUANTIZE = {"Q8_0": quantize_q8_0, "Q4_0": quantize_q4_0, "Q4_1": quantize_q4_1}
 HALVES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)} | {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
@@ -26,11 +26,11 @@ def random_blocks(name: str, rows: int, blocks: int, *, seed: int = 0) -> np.nda
     """Random bytes with finite float16 fields: every bit of every quantized value is exercised."""
     kind = BY_NAME[name]
     generator = np.random.default_rng(seed)
-    table = generator.integers(0, 256, (rows * blocks, kind.block_bytes), dtype=np.uint8)
+    table = generator.integers(0, 256, (rows * blocks, kind.bytes), dtype=np.uint8)
     for at in HALVES[name]:
         values = (generator.standard_normal(len(table)) * 2.0 ** generator.integers(-14, 6, len(table))).astype("<f2")
         table[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
-    return table.reshape(rows, blocks * kind.block_bytes)
+    return table.reshape(rows, blocks * kind.bytes)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -69,68 +69,44 @@ def test_plain_types(name: str, dtype: str) -> None:
 
 def test_bfloat16_round_trip() -> None:
     values = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert torch.equal(dequantize(quantize(values, "BF16"), "BF16", torch.float32), values.float())
+    assert torch.equal(dequantize(values.view(torch.uint8), "BF16", torch.float32), values.float())
 
 
-@pytest.mark.parametrize("name", sorted(gguf_reference._ENCODERS))
-def test_quantizing_writes_the_bytes_of_the_gguf_package(name: str) -> None:
-    values = np.random.default_rng(4).standard_normal((6, 128)).astype(np.float32)
-    values[0, :32] = 0  # a block without a scale
-    expected = quants.quantize(values, gguf.GGMLQuantizationType[name])
-    assert np.array_equal(quantize(torch.from_numpy(values), name).numpy(), expected)
-
-
-@pytest.mark.parametrize("name", sorted(gguf_reference._ENCODERS))
+@pytest.mark.parametrize("name", sorted(QUANTIZE))
 def test_quantizing_loses_no_more_than_half_a_step(name: str) -> None:
     values = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
-    found = dequantize(quantize(values, name), name, torch.float32)
+    found = dequantize(QUANTIZE[name](values), name, torch.float32)
     per_block = values.view(-1, 32)
-    span = per_block.abs().amax(1) if name in ("Q8_0", "Q4_0", "Q5_0") else per_block.amax(1) - per_block.amin(1)
-    steps = {"Q8_0": 127, "Q4_0": 8, "Q5_0": 16, "Q4_1": 15, "Q5_1": 31}[name]
+    span = per_block.abs().amax(1) if name in ("Q8_0", "Q4_0") else per_block.amax(1) - per_block.amin(1)
+    steps = {"Q8_0": 127, "Q4_0": 8, "Q4_1": 15}[name]
     worst = (found - values).view(-1, 32).abs().amax(1)
     # the value opposite to a symmetric type's peak is clipped by one whole step; the scale itself is rounded to float16
-    assert (worst <= span / steps * ((1.02 if name in ("Q4_0", "Q5_0") else 0.52) + steps / 2048)).all()
+    assert (worst <= span / steps * ((1.02 if name == "Q4_0" else 0.52) + steps / 2048)).all()
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
 def test_experts_and_odd_strides(name: str) -> None:
     blocks = torch.from_numpy(random_blocks(name, rows=6, blocks=4, seed=5)).view(2, 3, -1)
     found = dequantize(blocks, name, torch.float32)
-    assert found.shape == (2, 3, 4 * BY_NAME[name].block_elements)
+    assert found.shape == (2, 3, 4 * BY_NAME[name].elements)
     assert torch.equal(dequantize(blocks[:, ::2], name, torch.float32), found[:, ::2])
 
 
-def test_large_tensors_are_expanded_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = torch.from_numpy(random_blocks("Q4_K", rows=5, blocks=3, seed=6))
-    whole = dequantize(blocks, "Q4_K", torch.float32)
-    monkeypatch.setattr(gguf_reference, "CHUNK_ELEMENTS", 512)
-    assert torch.equal(dequantize(blocks, "Q4_K", torch.float32), whole)
-
-
 def test_what_is_not_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no whole number of Q4_0 blocks of 18"):
+    with pytest.raises(ValueError, match="19 bytes holds no whole number of Q4_0 blocks"):
         dequantize(torch.zeros(2, 19, dtype=torch.uint8), "Q4_0", torch.float32)
-    with pytest.raises(ValueError, match=r"torch.float32: expected torch.uint8"):
-        dequantize(torch.zeros(2, 18), "Q4_0", torch.float32)
-    with pytest.raises(ValueError, match=r"IQ2_XS is not supported: supported are F32, F16, BF16, Q4_0"):
+    with pytest.raises(ValueError, match="'IQ2_XS' is not supported: supported are F32"):
         dequantize(torch.zeros(2, 74, dtype=torch.uint8), "IQ2_XS", torch.float32)
-    with pytest.raises(ValueError, match="unknown GGML type 'Q9_Z'"):
-        type_named("Q9_Z")
-    with pytest.raises(ValueError, match="33 values are no whole number of Q8_0 blocks of 32"):
-        type_named("q8_0").row_bytes(33)
-    with pytest.raises(ValueError, match="cannot quantize to Q4_K"):
-        quantize(torch.zeros(1, 256), "Q4_K")
 
 
 def test_the_table_agrees_with_the_gguf_package() -> None:
-    known = {kind.name: kind.value for kind in gguf.GGMLQuantizationType}
-    for kind in TYPES:
-        if kind.name not in known:  # an older gguf package
-            continue
-        assert kind.id == known[kind.name]
-        sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]]
-        assert (kind.block_elements, kind.block_bytes) == sizes
-    assert len({kind.id for kind in TYPES}) == len({kind.name for kind in TYPES}) == len(TYPES)
+    for name, kind in BY_NAME.items():
+        known = gguf.GGMLQuantizationType[name]
+        assert kind.id == known.value and BY_ID[kind.id] is kind
+        assert (kind.elements, kind.bytes) == gguf.GGML_QUANT_SIZES[known]
+    names = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
+    assert all(names.get(number, name) == name for number, name in KNOWN_NAMES.items())
+    assert not KNOWN_NAMES.keys() & BY_ID.keys()
 
 
 def test_supported_types_are_those_of_the_contract() -> None:

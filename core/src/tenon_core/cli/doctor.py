@@ -92,11 +92,19 @@ def _plugin_line(item: dict[str, Any]) -> str:
 def _print_platform(name: str, platform: dict[str, Any]) -> None:
     lines = [f"imported and opened in {platform['seconds']:.1f} s"]
     lines += [f"device {device['id']}: {device['line']}" for device in platform["devices"]]
-    lines += [f"{key.replace('_', ' ')}: {value}" for key, value in platform["capabilities"].items()]
+    lines += [f"{key.replace('_', ' ')}: {_words(value)}" for key, value in platform["capabilities"].items()]
     lines.append(f"memory: {platform['memory']}")
-    lines.append(f"kernels of its own for {len(platform['ops_offered'])} ops: {', '.join(platform['ops_offered'])}")
-    lines.append(f"reference kernels for {len(platform['ops_reference'])}: {', '.join(platform['ops_reference'])}")
+    lines.append(f"kernels of its own: {_words(platform['ops_offered'])}")
+    lines.append(f"reference kernels: {_words(platform['ops_reference'])}")
     _heading(f"platform {name}", lines)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key} {how}" for key, how in value.items()]
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "no limit" if value is None else str(value)
 
 
 def _heading(title: str, lines: list[str]) -> None:

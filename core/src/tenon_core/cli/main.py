@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return 0 if not arguments else 2
     except click.ClickException as error:
-        error.show()
+        click.echo(usage_text(error), err=True)
         return 2
     except click.Abort as error:
         return INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1
@@ -89,6 +89,13 @@ def error_text(error: TenonError) -> str:
     """What a person is told: `error: ...` and, where known, `remedy: ...`."""
     remedy = f"\nremedy: {error.remedy}" if error.remedy else ""
     return f"error: {error.message}{remedy}"
+
+
+def usage_text(error: click.ClickException) -> str:
+    """A wrong command line, in the same form, with where to read more."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    more = f"\nremedy: see {context.command_path} --help" if context is not None else ""
+    return f"error: {error.format_message()}{more}"
 
 
 def exit_code(error: TenonError) -> int:

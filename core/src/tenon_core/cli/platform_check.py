@@ -6,6 +6,7 @@ answers with JSON on standard output.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -135,8 +136,6 @@ def _failed(selection: Selection, message: str, remedy: str, traceback: str = ""
 
 def _kill(child: subprocess.Popen[str]) -> None:
     """The child and what it started: it leads a session of its own."""
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it may just have ended
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has just ended
     child.communicate()

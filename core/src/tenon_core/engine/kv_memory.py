@@ -50,6 +50,7 @@ class KVMemory:
         self._capacity = np.zeros(table.max_rows, dtype=np.int32)  # tokens that a row's blocks have room for
         self._writes: list[Int32] = []
         self._copies: list[tuple[int, int]] = []
+        self._due: list[tuple[int, int]] = []  # copies of forks on the step built last
 
     # questions
 
@@ -135,7 +136,8 @@ class KVMemory:
     def fork(self, parent: int, child: int) -> None:
         """Give `child` the parent's blocks; the last one, if tokens still go into it, as a copy of its own.
 
-        The caller made sure that `num_groups` blocks are free. The copy is done before the next step.
+        The caller made sure that `num_groups` blocks are free. The copy is done after the step that is being scheduled,
+        which fills the parent's block, and before the one after it, which is the first to write either block.
         """
         table, size = self.table, self.block_size
         count = int(table.num_blocks[parent])
@@ -182,9 +184,9 @@ class KVMemory:
         return writes[0] if len(writes) == 1 else np.concatenate(writes)
 
     def take_copies(self) -> Int32 | None:
-        """Block copies wanted since the last call: int32 [n, 2]."""
-        copies, self._copies = self._copies, []
-        return np.array(copies, dtype=np.int32) if copies else None
+        """Block copies to do before the step now built: those of forks on the step before it, int32 [n, 2]."""
+        due, self._due, self._copies = self._due, self._copies, []
+        return np.array(due, dtype=np.int32) if due else None
 
     def check_integrity(self) -> None:
         """Blocks held by rows are exactly the allocator's held blocks."""

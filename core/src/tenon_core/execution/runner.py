@@ -208,14 +208,14 @@ class Runner:
 
         masks: called once *forward* is queued, for the tokens that grammars allow each logit row.
         """
+        if delta.block_copies.shape[0]:  # first: rows that are not in this step need them, even if it fails
+            self._copy_blocks(delta.block_copies)
         host = _host_batch(delta)
         key = self._key(_need(delta, host))
         carried = self._packer.carries_writes(delta, key)
         self._rows.apply(delta, step_carries_writes=carried)
         if self._rows.num_moves != self._num_moves:
             self._forget_captures()
-        if delta.block_copies.shape[0]:
-            self._copy_blocks(delta.block_copies)
         inputs = self._packer.pack(delta, key, host)
         if carried and delta.block_writes.shape[0]:
             self._rows.write_blocks(inputs.write_places, inputs.write_blocks)

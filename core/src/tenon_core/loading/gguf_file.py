@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import mmap
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tenon_platforms.errors import ConfigError
-from tenon_platforms.formats.gguf_types import BY_ID, GGMLType
+from tenon_platforms.formats.gguf_types import BY_ID, KNOWN_NAMES, SUPPORTED, GGUFType
 
 from .files import MIB, open_regular
 
@@ -35,32 +36,19 @@ _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes of the smalles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFTensor:
-    """One tensor. shape: outermost axis first (the file counts innermost first). start: bytes from the file's begin."""
+    """One tensor. shape: outermost axis first (the file counts innermost first). offset: from the file's begin."""
 
     name: str
-    type: GGMLType
+    type_name: str
     shape: tuple[int, ...]
-    start: int
+    offset: int
     num_bytes: int
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of the last axis."""
-        return self.type.row_bytes(self.shape[-1])
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFile:
-    """A checked index over its memory-mapped file."""
+    """A checked index (version, metadata, tensors) over its memory-mapped file (data)."""
 
-    path: Path
-    version: int
-    metadata: dict[str, Any]
-    tensors: dict[str, GGUFTensor]
-    map: mmap.mmap
-
-    @classmethod
-    def open(cls, path: Path) -> GGUFFile:
+    def __init__(self, path: Path) -> None:
         """Read and check the index; raises `ConfigError` at the first thing that does not add up."""
         with open_regular(path) as file:
             size = file.seek(0, 2)
@@ -69,8 +57,19 @@ class GGUFFile:
                     f"{path} is no valid GGUF file: it has {size} bytes, less than a header",
                     remedy="download it again",
                 )
-            mapped = _map(file.fileno(), size)
-        return _Reader(path, mapped, size).file()
+            self.data = _map(file.fileno(), size)
+        self.path = path
+        reader = _Reader(path, self.data, size)
+        try:
+            self.version, self.metadata, self.tensors = reader.read()
+        except BaseException:
+            self.data.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file. Tensors that still look at its map keep it until the last of them is gone."""
+        with suppress(BufferError):
+            self.data.close()
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
@@ -91,7 +90,7 @@ class _Reader:
         self.limit = min(size, MAX_METADATA_BYTES)
         self.at = 0
 
-    def file(self) -> GGUFFile:
+    def read(self) -> tuple[int, dict[str, Any], dict[str, GGUFTensor]]:
         version = self._version()
         num_tensors, num_keys = self._scalar("Q", "the tensor count"), self._scalar("Q", "the key count")
         self._check_count(num_keys, _LEAST_KEY, "keys")
@@ -103,7 +102,7 @@ class _Reader:
                 raise self._broken(f"the key {key!r:.200} comes twice")
             metadata[key] = self._value(key)
         alignment = self._alignment(metadata)
-        infos: dict[str, tuple[GGMLType, tuple[int, ...], int]] = {}
+        infos: dict[str, tuple[GGUFType, tuple[int, ...], int]] = {}
         for _ in range(num_tensors):
             name = self._name(MAX_NAME_BYTES, "a tensor's name")
             if name in infos:
@@ -112,13 +111,13 @@ class _Reader:
         start = -(-self.at // alignment) * alignment
         tensors = {name: self._place(name, info, start, alignment) for name, info in infos.items()}
         self._check_overlap(tensors)
-        return GGUFFile(path=self.path, version=version, metadata=metadata, tensors=tensors, map=self.map)
+        return version, metadata, tensors
 
     def _version(self) -> int:
         if self.map[:4] != MAGIC:
             raise ConfigError(f"{self.path} is no GGUF file: it starts with {self.map[:4]!r}, not {MAGIC!r}")
         self.at = 4
-        version = self._scalar("I", "the version")
+        version = int(self._scalar("I", "the version"))
         if version and not version & 0xFFFF:
             raise ConfigError(
                 f"{self.path} is a big-endian GGUF file, which is not supported",
@@ -199,7 +198,8 @@ class _Reader:
 
     def _strings(self, count: int, what: str) -> list[str]:
         self._check_count(count, 8, f"strings in {what}")
-        result, at, limit, read_length = [], self.at, self.limit, _LENGTH.unpack_from
+        result: list[str] = []
+        at, limit, read_length = self.at, self.limit, _LENGTH.unpack_from
         append, data = result.append, self.map
         for _ in range(count):
             if at + 8 > limit:
@@ -221,7 +221,7 @@ class _Reader:
             raise self._broken(f"general.alignment is {value!r:.80}: expected a power of two from 8 to {MAX_ALIGNMENT}")
         return int(value)
 
-    def _tensor_info(self, name: str) -> tuple[GGMLType, tuple[int, ...], int]:
+    def _tensor_info(self, name: str) -> tuple[GGUFType, tuple[int, ...], int]:
         dims = self._scalar("I", f"the dimension count of tensor {name!r:.200}")
         if not 1 <= dims <= MAX_DIMS:
             raise self._broken(f"tensor {name!r:.200} has {dims} dimensions: expected 1 to {MAX_DIMS}")
@@ -230,20 +230,24 @@ class _Reader:
             raise self._broken(f"tensor {name!r:.200} has the dimensions {extents}: none may be 0")
         number = self._scalar("I", f"the type of tensor {name!r:.200}")
         kind = BY_ID.get(number)
+        if kind is None and number in KNOWN_NAMES:
+            raise ConfigError(
+                f"{self.path}: tensor {name!r:.200} is stored as {KNOWN_NAMES[number]}, and {KNOWN_NAMES[number]} is"
+                f" not supported: supported are {', '.join(SUPPORTED)}",
+                remedy="use another quantization of the model, such as Q4_K_M or Q8_0",
+            )
         if kind is None:
             raise self._broken(f"tensor {name!r:.200} has the unknown type number {number}")
         return kind, tuple(reversed(extents)), self._scalar("Q", f"the offset of tensor {name!r:.200}")
 
-    def _place(
-        self, name: str, info: tuple[GGMLType, tuple[int, ...], int], start: int, alignment: int
-    ) -> GGUFTensor:
+    def _place(self, name: str, info: tuple[GGUFType, tuple[int, ...], int], start: int, alignment: int) -> GGUFTensor:
         kind, shape, offset = info
-        if shape[-1] % kind.block_elements:
+        if shape[-1] % kind.elements:
             raise self._broken(
                 f"tensor {name!r:.200} has rows of {shape[-1]} values, no whole number of {kind.name} blocks of"
-                f" {kind.block_elements}"
+                f" {kind.elements}"
             )
-        size = kind.row_bytes(shape[-1])
+        size = shape[-1] // kind.elements * kind.bytes
         for extent in shape[:-1]:
             size *= extent
         if offset % alignment:
@@ -252,14 +256,14 @@ class _Reader:
             raise self._broken(
                 f"tensor {name!r:.200} takes {size} bytes at {start + offset}, but the file has {self.size}: cut short?"
             )
-        return GGUFTensor(name=name, type=kind, shape=shape, start=start + offset, num_bytes=size)
+        return GGUFTensor(name=name, type_name=kind.name, shape=shape, offset=start + offset, num_bytes=size)
 
     def _check_overlap(self, tensors: dict[str, GGUFTensor]) -> None:
         end, before = 0, ""
-        for tensor in sorted(tensors.values(), key=lambda one: one.start):
-            if tensor.start < end:
+        for tensor in sorted(tensors.values(), key=lambda one: one.offset):
+            if tensor.offset < end:
                 raise self._broken(f"tensors {before!r:.200} and {tensor.name!r:.200} overlap")
-            end, before = tensor.start + tensor.num_bytes, tensor.name
+            end, before = tensor.offset + tensor.num_bytes, tensor.name
 
     def _broken(self, why: str) -> ConfigError:
         return ConfigError(f"{self.path} is no valid GGUF file: {why}", remedy="download it again")

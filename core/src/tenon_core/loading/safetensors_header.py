@@ -65,9 +65,7 @@ class StoredTensor:
         return TensorInfo(
             name=self.name,
             shape=self.shape,
-            encoding="dense",
             dtype=DTYPES[self.dtype],
-            gguf_type=None,
             num_bytes=self.end - self.begin,
         )
 

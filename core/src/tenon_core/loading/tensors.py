@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tenon_platforms.dtypes import DType
 
@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 class TensorInfo:
     """One stored tensor. shape counts elements, also of quantized tensors; num_bytes is what is stored.
 
-    encoding "dense": elements of `dtype`. encoding "gguf": blocks of `gguf_type`, and dtype is None.
+    Either dtype is set (plain elements) or gguf_type is (blocks), never both.
     """
 
     name: str
     shape: tuple[int, ...]
-    encoding: Literal["dense", "gguf"]
-    dtype: DType | None
-    gguf_type: str | None
     num_bytes: int
+    dtype: DType | None = None
+    gguf_type: str | None = None
+
+    @property
+    def encoding(self) -> str:
+        """`gguf` for blocks, `dense` for plain elements."""
+        return "dense" if self.gguf_type is None else "gguf"
 
 
 class TensorSource(Protocol):

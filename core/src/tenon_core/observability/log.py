@@ -15,9 +15,7 @@ from typing import TextIO
 LEVELS = ("debug", "info", "warning", "error")
 MAX_CHARACTERS = 4096
 OURS = ("tenon_", "tenon.")  # packages of ours and of plugins
-_CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
-)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
 def escaped(text: str, *, cap: int = MAX_CHARACTERS) -> str:

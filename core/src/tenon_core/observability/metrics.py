@@ -141,7 +141,9 @@ class EngineMetrics:
         )
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", SECONDS_OF_A_REQUEST)
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS_OF_A_REQUEST)
-        self._output = self._histogram("request_generation_tokens", "Tokens of a request's output.", TOKENS_OF_A_REQUEST)
+        self._output = self._histogram(
+            "request_generation_tokens", "Tokens of a request's output.", TOKENS_OF_A_REQUEST
+        )
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"{PREFIX}{name}", help_text, (LABEL,), registry=self._inner, buckets=buckets)

@@ -41,7 +41,7 @@ class SimDevice(Device):
     _peak: int = 0
     _shapes: set[tuple[Any, ...]] = field(default_factory=set)
     _host: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)  # storage address -> host buffer
-    _num_runs: int = 0
+    _num_steps: int = 0
     _lock: Any = field(default_factory=threading.Lock)
 
     def open(self) -> None:
@@ -165,11 +165,11 @@ class SimDevice(Device):
         if self.options.delay_ms:
             time.sleep(self.options.delay_ms / 1000)
 
-    def count_run(self) -> None:
-        """One more executable run; raises where the options say that this one fails."""
-        self._num_runs += 1
-        if self._num_runs == self.options.fault_step:
-            raise SimFaultError(f"simulated fault in run {self._num_runs}", self.options.fault)
+    def count_step(self) -> None:
+        """One more step; raises where the options say that this one fails."""
+        self._num_steps += 1
+        if self._num_steps == self.options.fault_step:
+            raise SimFaultError(f"simulated fault in step {self._num_steps}", self.options.fault)
 
     def _spoil(self, tensor: Tensor) -> None:
         """Fill with garbage, at once: what nobody has written yet must look like it."""

@@ -1,9 +1,9 @@
 """One case of `tenon bench host`: an engine of the null platform with a number of requests that never end.
 
-    schedule   which rows run, and their counters
-    prepare    the step's delta, its packing and copies to the device, the attention plan
-    launch     the executable and the copy of its results
-    post       taking the tokens in: rows, stop checks, the update for clients
+schedule   which rows run, and their counters
+prepare    the step's delta, its packing and copies to the device, the attention plan
+launch     the executable and the copy of its results
+post       taking the tokens in: rows, stop checks, the update for clients
 """
 
 from __future__ import annotations

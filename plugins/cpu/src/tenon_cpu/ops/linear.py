@@ -124,9 +124,7 @@ def join(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.to(wide) for part in parts])
 
 
-def _prepare(
-    spec: MergedLinearSpec, policy: WeightPolicy
-) -> Callable[[LinearWeights, tuple[WeightUse, ...]], Product]:
+def _prepare(spec: MergedLinearSpec, policy: WeightPolicy) -> Callable[[LinearWeights, tuple[WeightUse, ...]], Product]:
     def prepare(weights: LinearWeights, uses: tuple[WeightUse, ...]) -> Product:
         parts = [
             dense_weight(part.scheme, tensors, policy.load_type(part.scheme, spec.dtype))

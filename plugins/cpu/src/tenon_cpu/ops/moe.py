@@ -44,7 +44,9 @@ def moe_layer(spec: MoESpec, policy: WeightPolicy) -> Kernel | No:
         gate_up, down = [], []
         for expert in range(spec.num_experts):
             parts = [
-                dense_weight(scheme, {name: t[expert] for name, t in part.items()}, policy.load_type(scheme, spec.dtype))
+                dense_weight(
+                    scheme, {name: t[expert] for name, t in part.items()}, policy.load_type(scheme, spec.dtype)
+                )
                 for scheme, part in ((spec.gate, weights.gate), (spec.up, weights.up), (spec.down, weights.down))
             ]
             gate_up.append(policy.keep((spec.gate, spec.up), join(parts[:2]), None, spec.dtype))

@@ -63,7 +63,9 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec, memo: StepMemo) -> Kernel
         ]
         return torch.cat(found, dim=1)
 
-    return Kernel(name="one rotation for q and k", run=run, flags=KernelFlags(batch_invariant=True, in_place=("cache",)))
+    return Kernel(
+        name="one rotation for q and k", run=run, flags=KernelFlags(batch_invariant=True, in_place=("cache",))
+    )
 
 
 def _norm(spec: RMSNormSpec | None):  # type: ignore[no-untyped-def]

@@ -1,0 +1,150 @@
+"""An engine in this process, driven by tokens: no HTTP, no detokenizing. What `bench throughput` and `latency` time."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tenon_core.cli.model_card import open_card
+from tenon_core.config import EngineConfig
+from tenon_core.engine.engine import Engine
+from tenon_core.engine.messages import SAMPLE_BITS, FinishReason, GenerateRequest, StepUpdate
+from tenon_core.engine.start import StartReport, start_with_report
+from tenon_core.sampling.params import SamplingParams
+from tenon_platforms.errors import DeviceError
+
+from .workload import Ask
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchTimes:
+    """One batch. seconds: from submission to the last token. first, last: a request's, after submission. gaps: between
+    tokens of a request. num_output: tokens of a request."""
+
+    seconds: float
+    first: Floats
+    last: Floats
+    num_output: npt.NDArray[np.int64]
+    gaps: list[float]
+
+    @property
+    def per_token(self) -> list[float]:
+        """Each request's mean time a token after its first."""
+        many = self.num_output > 1
+        spans = (self.last[many] - self.first[many]) / (self.num_output[many] - 1)
+        found: list[float] = spans.tolist()
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class OfflineEngine:
+    """A started engine. report: what its start decided."""
+
+    config: EngineConfig
+    engine: Engine
+    report: StartReport
+    _next_id: int = field(default=1)
+
+    @classmethod
+    def start(cls, config: EngineConfig) -> OfflineEngine:
+        """Start it. Raises `TenonError`."""
+        engine, report = start_with_report(config)
+        gc.collect()
+        gc.freeze()
+        return cls(config=config, engine=engine, report=report)
+
+    def describe(self) -> dict[str, Any]:
+        """What was measured, for reports."""
+        plan = self.report.plan
+        return {
+            "model": self.config.model.model,
+            "platform": f"{plan.platform} {plan.platform_version}",
+            "dtype": plan.dtype,
+            "max_num_seqs": self.engine.facts.max_num_seqs,
+            "max_model_len": self.engine.facts.max_model_len,
+            "num_blocks": plan.num_blocks,
+            "block_size": plan.block_size,
+        }
+
+    def tokenized(self, asks: Sequence[Ask]) -> list[Ask]:
+        """The same with token ids; text goes through the model's tokenizer."""
+        if not any(isinstance(ask.prompt, str) for ask in asks):
+            return list(asks)
+        tokenizer = open_card(self.config).checkpoint.load_tokenizer()
+        return [
+            replace(ask, prompt=tokenizer.encode(ask.prompt).ids) if isinstance(ask.prompt, str) else ask
+            for ask in asks
+        ]
+
+    def run(self, asks: Sequence[Ask], *, temperature: float = 0.0, ignore_eos: bool = True) -> BatchTimes:
+        """Submit everything at once and step to the end. Raises `DeviceError` where a request fails."""
+        engine, base = self.engine, self._next_id
+        self._next_id += len(asks)
+        requests = [
+            GenerateRequest(
+                id=base + index,
+                prompt=np.array(ask.prompt, dtype="<i4").tobytes(),
+                params=SamplingParams(
+                    temperature=temperature, max_tokens=ask.output_len, seed=index, ignore_eos=ignore_eos
+                ),
+            )
+            for index, ask in enumerate(asks)
+        ]
+        clock = _Clock(len(asks), base)
+        for request in requests:
+            engine.submit(request)
+        while engine.has_work():
+            update = engine.step()
+            if update is not None:
+                clock.take(update)
+        return clock.times()
+
+    def shutdown(self) -> None:
+        """Give the device back."""
+        self.engine.shutdown()
+
+
+class _Clock:
+    """When each request's tokens came; a few numpy calls a step."""
+
+    def __init__(self, count: int, base: int) -> None:
+        self._base = base
+        self._start = time.perf_counter()
+        self._first = np.full(count, np.nan)
+        self._last = np.full(count, np.nan)
+        self._counts = np.zeros(count, dtype=np.int64)
+        self._gaps: list[Floats] = []
+
+    def take(self, update: StepUpdate) -> None:
+        """One step's update."""
+        now = time.perf_counter() - self._start
+        for end in update.finished:
+            if end.reason >= FinishReason.ABORT:
+                raise DeviceError(f"request {(end.key >> SAMPLE_BITS) - self._base} failed: {end.message}")
+        rows = (np.frombuffer(update.keys, dtype=np.int64) >> SAMPLE_BITS) - self._base
+        if not len(rows):
+            return
+        going = rows[self._counts[rows] > 0]
+        self._gaps.append(now - self._last[going])
+        self._first[rows[self._counts[rows] == 0]] = now
+        self._last[rows] = now
+        self._counts[rows] += 1
+
+    def times(self) -> BatchTimes:
+        """All of it."""
+        gaps = np.concatenate(self._gaps) if self._gaps else np.zeros(0)
+        return BatchTimes(
+            seconds=float(np.nanmax(self._last)),
+            first=self._first,
+            last=self._last,
+            num_output=self._counts,
+            gaps=gaps.tolist(),
+        )

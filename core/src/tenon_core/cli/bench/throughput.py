@@ -1,0 +1,74 @@
+"""`tenon bench throughput MODEL`: all requests at once into an engine in this process, tokens a second out.
+
+Tokens in, tokens out: what HTTP, templates and detokenizing cost is `bench serve`'s to tell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tenon_core.cli.flags import ENGINE_SECTIONS, SectionedCommand, config_flags, engine_config
+from tenon_core.cli.logs import start_logging
+from tenon_core.cli.output import print_json, print_pairs
+
+from .distribution import DEFAULT_PERCENTILES, describe, parse_percentiles
+from .options import random_ids, workload_of, workload_options
+
+
+@click.command(cls=SectionedCommand)
+@workload_options
+@click.option("--warmups", type=click.IntRange(0), default=1, show_default=True, help="Untimed runs of a few requests.")
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Of the requests.")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Generate to the full length.")
+@click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@config_flags(*ENGINE_SECTIONS)
+def throughput(
+    warmups: int, temperature: float, ignore_eos: bool, percentiles: str, as_json: bool, **values: Any
+) -> None:
+    """Run all requests at once, offline, and tell tokens a second."""
+    shares = parse_percentiles(percentiles)
+    workload = workload_of(values)
+    config = engine_config(values)
+    start_logging("warning")
+    from .offline import OfflineEngine
+
+    offline = OfflineEngine.start(config)
+    try:
+        asks = offline.tokenized(random_ids(workload, offline.engine.facts.vocab_size).asks())
+        for _ in range(warmups):
+            offline.run(asks[: max(2, len(asks) // 16)], temperature=temperature, ignore_eos=ignore_eos)
+        offline.engine.reset_prefix_cache()
+        times = offline.run(asks, temperature=temperature, ignore_eos=ignore_eos)
+        facts = offline.describe()
+    finally:
+        offline.shutdown()
+    num_prompt, num_output = sum(len(ask.prompt) for ask in asks), int(times.num_output.sum())
+    report = {
+        **facts,
+        "num_requests": len(asks),
+        "elapsed_time": times.seconds,
+        "total_input_tokens": num_prompt,
+        "total_output_tokens": num_output,
+        "requests_per_second": len(asks) / times.seconds,
+        "output_tokens_per_second": num_output / times.seconds,
+        "tokens_per_second": (num_prompt + num_output) / times.seconds,
+        **describe("ttft_ms", times.first.tolist(), shares),
+        **describe("tpot_ms", times.per_token, shares),
+        **describe("itl_ms", times.gaps, shares),
+    }
+    if as_json:
+        print_json(report)
+        return
+    print_pairs(
+        (
+            *((name.replace("_", " "), value) for name, value in facts.items()),
+            ("requests", f"{len(asks)} in {times.seconds:.2f} s"),
+            ("tokens", f"{num_prompt} in, {num_output} out"),
+            ("requests a second", f"{report['requests_per_second']:.2f}"),
+            ("output tokens a second", f"{report['output_tokens_per_second']:.1f}"),
+            ("all tokens a second", f"{report['tokens_per_second']:.1f}"),
+        )
+    )

@@ -1,0 +1,110 @@
+"""The documentation's code runs: the platform that docs/writing-a-platform.md builds serves the tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from architecture.clean_path import clean_path, write_metadata
+from architecture.sources import ROOT
+from driver import prompts_of
+from equality import Reference, assert_greedy_equal
+from tiny_models import TinyModel
+
+pytestmark = pytest.mark.e2e
+PAGE = ROOT / "docs" / "writing-a-platform.md"
+BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)")
+RUN = """
+import json, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from driver import build, drive, model_source, open_platform, request
+from tenon_platforms.selection import SelectionRequest, select
+
+machine = Path(sys.argv[4])  # has a /dev/thing0
+assert select(SelectionRequest(root=machine)).manifest.name == "thing"
+checkpoint = Path(sys.argv[1])
+source = model_source(checkpoint, json.loads((checkpoint / "config.json").read_text()))
+made = build(source, open_platform("thing"))
+prompts = json.loads(sys.argv[3])
+outcome = drive(made.engine, [request(i, prompt, max_tokens=16) for i, prompt in enumerate(prompts)])
+print(json.dumps({
+    "tokens": [outcome.of(i) for i in range(len(prompts))],
+    "sources": {choice.spec.op: choice.source for choice in made.table.choices},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def thing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's package, laid out as its file names say."""
+    folder = tmp_path_factory.mktemp("thing")
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) >= 5, "the page shows fewer files than it speaks of"
+    for name, text in blocks:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "tenon_thing" / "__init__.py").write_text('"""The thing."""\n')
+    (folder / "tenon_thing" / "ops" / "__init__.py").write_text("")
+    write_metadata(folder, folder / "pyproject.toml")
+    return folder
+
+
+def test_the_platform_of_the_page_serves_a_model(
+    thing: Path,
+    tiny_model: Callable[[str], TinyModel],
+    reference_of: Callable[[str], Reference],
+    tmp_path: Path,
+) -> None:
+    prompts = prompts_of((1, 20, 60))
+    node = tmp_path / "machine" / "dev" / "thing0"
+    node.parent.mkdir(parents=True)
+    node.touch()
+    path = clean_path(tmp_path, ("tenon_platforms", "tenon_core"), extra=[thing])
+    done = path.run(
+        RUN, str(tiny_model("llama").path), str(ROOT / "tests"), json.dumps(prompts), str(tmp_path / "machine")
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["sources"]["rms_norm"] == "thing"
+    assert found["sources"]["attention"] == "reference"
+    for prompt, tokens in zip(prompts, found["tokens"], strict=True):
+        assert_greedy_equal(tokens, reference_of("llama"), prompt, label="the page's platform")
+
+
+@pytest.mark.parametrize("name", ["platform.py", "device.py", "ops/offers.py"])
+def test_the_code_of_the_page_passes_the_linter(thing: Path, name: str) -> None:
+    file = thing / "tenon_thing" / name
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "E,F,W,B,UP",
+        "--line-length",
+        "120",
+        str(file),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("plugins/*/*.md")]
+    ),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
