@@ -12,9 +12,10 @@ import pytest
 from conftest import PLATFORMS
 from driver import build, drive, installed_platforms, model_source, open_platform, prompts_of, request
 from equality import Reference, assert_greedy_equal
+from tiny_models import TinyModel
+
 from tenon_core.engine.assembly import Assembled, Sockets
 from tenon_platforms.execution import ExecutableKind
-from tiny_models import TinyModel
 
 pytestmark = pytest.mark.e2e
 LENGTHS = (1, 9, 40, 75)

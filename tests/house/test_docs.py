@@ -19,6 +19,8 @@ from tiny_models import TinyModel
 pytestmark = pytest.mark.e2e
 PAGE = ROOT / "docs" / "writing-a-platform.md"
 BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+OTHERS_FLAGS = {"--device"}  # of programs that are not ours, named in a page
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)")
 RUN = """
 import json, sys
@@ -108,3 +110,18 @@ def test_the_code_of_the_page_passes_the_linter(thing: Path, name: str) -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/serving.md", "docs/security.md", "docs/writing-a-platform.md"])
+def test_flags_named_in_a_page_exist(name: str) -> None:
+    lines = (ROOT / "tests" / "surfaces" / "cli_flags.txt").read_text().splitlines()
+    known = {word for line in lines for word in line.split() if word.startswith("--")}
+    named = set(FLAG.findall((ROOT / name).read_text())) - OTHERS_FLAGS
+    assert not named - known - {"--help"}, f"{name} names flags that do not exist: {sorted(named - known)}"
+
+
+def test_metrics_named_in_a_page_exist() -> None:
+    known = {line.split()[0] for line in (ROOT / "tests" / "surfaces" / "metrics.txt").read_text().splitlines()}
+    named = set(re.findall(r"tenon:[a-z_]+", (ROOT / "docs" / "serving.md").read_text()))
+    assert named, "the page names no metric"
+    assert not named - known

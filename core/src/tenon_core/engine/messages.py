@@ -53,9 +53,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """End these requests now; unknown ids are ignored. Their blocks are free at the next step."""
+    """End these requests, or single samples by key, now; unknown ones are ignored. Blocks are free at the next step."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag="reset_prefix_cache"):
@@ -137,6 +138,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     start_seconds: dict[str, float] = {}  # phase -> seconds
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The loop is alive: sent when it had nothing else to say for a while."""
+
+    stats: EngineStats | None = None
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine could not start, or died. `kind` is the error's class name; the message carries the remedy."""
 
@@ -144,7 +151,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-EngineMessage = StepUpdate | Ready | Failed
+EngineMessage = StepUpdate | Ready | Heartbeat | Failed
 
 
 def sequence_key(request_id: int, sample_index: int) -> int:

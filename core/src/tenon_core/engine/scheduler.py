@@ -123,6 +123,7 @@ class DefaultScheduler:
     _reserved_rows: int = 0  # for samples not yet born
     _released: list[int] = field(default_factory=list)
     _decoded_last: bool = False
+    _refused: tuple[Sequence, int, int] | None = None  # head of the queue, free blocks and running rows at its refusal
     _num_suspects: int = 0
     _table: RowTable = field(init=False)
     _memory: KVMemory = field(init=False)
@@ -253,7 +254,10 @@ class DefaultScheduler:
             sequence = self._queue[0][2]
             if not limits.chunking and len(sequence.tokens) > budget:
                 break
+            if self._is_still_refused(sequence):
+                break
             if not self._admit(sequence):
+                self._refused = (sequence, self._memory.allocator.num_free, self.num_running)
                 break
             heapq.heappop(self._queue)
             started.append(sequence)
@@ -341,6 +345,12 @@ class DefaultScheduler:
         self._prefilling.append(sequence)
         self._move(sequence, SequenceState.PREFILLING)
         return True
+
+    def _is_still_refused(self, sequence: Sequence) -> bool:
+        """Whether the head of the queue was refused before and nothing has become free since: do not ask again."""
+        if self._refused is None or self._refused[0] is not sequence:
+            return False
+        return self._memory.allocator.num_free <= self._refused[1] and self.num_running >= self._refused[2]
 
     def _occupy(self, sequence: Sequence) -> int:
         """A row with what the table must know of the sequence to see it end."""

@@ -51,12 +51,14 @@ def allocate(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int)
 
 def keys_of(cache: Tensor, head_dim: int) -> Tensor:
     """[blocks, kv heads, head_dim, block_size]."""
-    return cache[0].unflatten(-1, (head_dim, -1))
+    keys: Tensor = cache[0].unflatten(-1, (head_dim, -1))
+    return keys
 
 
 def values_of(cache: Tensor, head_dim: int) -> Tensor:
     """[blocks, kv heads, block_size, head_dim]."""
-    return cache[1].unflatten(-1, (-1, head_dim))
+    values: Tensor = cache[1].unflatten(-1, (-1, head_dim))
+    return values
 
 
 def split_slots(slots: Tensor, block_size: int) -> Places:

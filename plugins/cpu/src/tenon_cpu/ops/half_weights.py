@@ -50,15 +50,21 @@ def pack(weight: Tensor, bias: Tensor | None) -> HalfWeight:
     return HalfWeight(packed, 2 * weight.numel())
 
 
+def fits(weight: Tensor) -> bool:
+    """Whether no value overflows; false where one is not a number."""
+    least, most = weight.aminmax()
+    return bool(least >= -LARGEST) and bool(most <= LARGEST)
+
+
 def rounding(weight: Tensor) -> float:
-    """The greatest relative error of a row that float16 makes, infinite where a value overflows."""
+    """The greatest relative error of a row that float16 makes; infinite where it does not fit."""
     if weight.dtype == torch.float16:
         return 0.0
+    if not fits(weight):
+        return float("inf")
     worst = 0.0
     for rows in weight.split(4096):
         wide = rows.float()
-        if not bool((wide.abs() <= LARGEST).all()):  # NaN too
-            return float("inf")
         lost = (wide - wide.half().float()).norm(dim=-1)
         worst = max(worst, float((lost / wide.norm(dim=-1).clamp_min(1e-30)).max()))
     return worst

@@ -36,7 +36,7 @@ class Int4Weight:
 
     def __call__(self, x: Tensor) -> Tensor:
         """float32 [tokens, out] of float [tokens, in]."""
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x.bfloat16().contiguous(), self.packed, GROUP, self.scales_and_zeros
         ).float()
         return product if self.bias is None else product.add_(self.bias)

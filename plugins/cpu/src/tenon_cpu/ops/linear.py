@@ -87,7 +87,7 @@ class WeightPolicy:
         if self.weights == "float32" or not half_weights.is_available():
             return False
         if self.weights == "float16" or (self.gguf == "auto" and all(isinstance(s, GGUFBlocks) for s in schemes)):
-            return half_weights.rounding(weight) < 1.0  # no overflow
+            return half_weights.fits(weight)
         return half_weights.rounding(weight) <= half_weights.EXACT
 
     def load_type(self, scheme: WeightScheme, dtype: DType) -> torch.dtype:

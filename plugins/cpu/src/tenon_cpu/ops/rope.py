@@ -9,6 +9,8 @@ The angles and the cache places of a step's tokens are the same in all layers an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -58,7 +60,7 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec, memo: StepMemo) -> Kernel
     def _normalized(x: Tensor, q_weight: Tensor | None, k_weight: Tensor | None) -> Tensor:
         parts = (x[:, :heads], x[:, heads:])
         found = [
-            part if norm is None else norm(part, weight)
+            part if norm is None or weight is None else norm(part, weight)
             for part, norm, weight in zip(parts, norms, (q_weight, k_weight), strict=True)
         ]
         return torch.cat(found, dim=1)
@@ -68,13 +70,15 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec, memo: StepMemo) -> Kernel
     )
 
 
-def _norm(spec: RMSNormSpec | None):  # type: ignore[no-untyped-def]
+def _norm(spec: RMSNormSpec | None) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The norm of a head, given the stored weight."""
     if spec is None:
         return None
     kernel = rms_norm(spec)
     assert isinstance(kernel, Kernel)
+    run: Callable[[Tensor, Tensor], Tensor] = kernel.run
     offset = spec.weight_offset
-    return (lambda x, weight: kernel.run(x, weight + offset)) if offset else kernel.run
+    return (lambda x, weight: run(x, weight + offset)) if offset else run
 
 
 def _angles(positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
