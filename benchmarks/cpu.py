@@ -3,8 +3,8 @@
     python benchmarks/cpu.py MODEL.gguf [--json] [--threads 2] [--decode 127] [--hf float32,bfloat16]
 
 Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 concurrent requests of 128 tokens in and 128
-out, prompt time included. With `--decode N` below 127 only N tokens are decoded and the rest is extrapolated, for every
-engine alike. Absolute figures of a shared machine mean little: read the ratios. Llama-like models only.
+out, prompt time included. Tenon computes in float32. With `--decode N` below 127 only N tokens are decoded and the rest is extrapolated, for every
+engine alike. Absolute figures of a shared machine mean little: read the ratios.
 """
 
 from __future__ import annotations
@@ -21,108 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-import tenon_core.models.families.llama as llama
 from tenon_core.config import EngineConfig
-from tenon_core.engine.assembly import Assembled, ModelSource, Sockets, assemble
+from tenon_core.engine.assembly import Sockets
 from tenon_core.engine.messages import GenerateRequest
+from tenon_core.engine.start import load, open_model
 from tenon_core.sampling.params import SamplingParams
 from tenon_cpu.platform import CPUPlatform
 from tenon_platforms.dtypes import DType
-from tenon_platforms.ops.linear import Dense, GGUFBlocks, WeightScheme
 
 PROMPT, OUTPUT, CONCURRENT, PREFILL = 128, 128, 16, 512
 Prompts = list[list[int]]
-HF_TO_GGUF = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
-class GGUFSource:
-    """A Llama GGUF's tensors under Hugging Face's names. in_place: 4-bit linears stay blocks, the rest is expanded."""
-
-    def __init__(self, path: Path, *, in_place: bool) -> None:
-        from gguf import GGUFReader
-
-        reader = GGUFReader(str(path))
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self._fields = {name: field.contents() for name, field in reader.fields.items() if "tokenizer" not in name}
-        self._in_place = in_place
-
-    def config(self) -> dict[str, Any]:
-        """What config.json would say."""
-        value = lambda name: self._fields[f"llama.{name}"]  # noqa: E731
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": value("vocab_size"),
-            "hidden_size": value("embedding_length"),
-            "intermediate_size": value("feed_forward_length"),
-            "num_hidden_layers": value("block_count"),
-            "num_attention_heads": value("attention.head_count"),
-            "num_key_value_heads": value("attention.head_count_kv"),
-            "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
-            "rope_theta": value("rope.freq_base"),
-            "max_position_embeddings": value("context_length"),
-            "tie_word_embeddings": "output.weight" not in self._tensors,
-            "hidden_act": "silu",
-        }
-
-    def names(self) -> list[str]:
-        """Every tensor, by Hugging Face's name."""
-        back = {own: name for name, own in HF_TO_GGUF.items()}
-        found = []
-        for own in self._tensors:
-            stem = own.removesuffix(".weight")
-            if stem.startswith("blk."):
-                _, layer, rest = stem.split(".", 2)
-                found.append(f"model.layers.{layer}.{back.get(rest, rest)}.weight")
-            else:
-                found.append(f"{back.get(stem, stem)}.weight")
-        return found
-
-    def has(self, name: str) -> bool:
-        return self._own_name(name) in self._tensors
-
-    def scheme(self, name: str) -> WeightScheme:
-        kind = self._tensors[self._own_name(name)].tensor_type.name
-        if self._in_place and kind in ("Q4_0", "Q4_1"):
-            return GGUFBlocks(type=kind)
-        return Dense(stored=DType.FLOAT32)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self._tensors[self._own_name(name)].shape))
-
-    def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        from gguf.quants import dequantize
-
-        tensor = self._tensors[self._own_name(name)]
-        if isinstance(self.scheme(name), GGUFBlocks):
-            return {"blocks": self._unpermute(name, torch.from_numpy(np.array(tensor.data)))}
-        return {"weight": self._unpermute(name, torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()))}
-
-    def _unpermute(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """GGUF stores q and k with neighbouring pairs rotated; rows go back to Hugging Face's halves."""
-        heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
-        if heads is None:
-            return rows
-        return rows.unflatten(0, (self._fields[f"llama.attention.{heads}"], -1, 2)).transpose(1, 2).reshape(rows.shape)
-
-    def _own_name(self, name: str) -> str:
-        stem = name.removesuffix(".weight")
-        if stem.startswith("model.layers."):
-            _, _, layer, rest = stem.split(".", 3)
-            return f"blk.{layer}.{HF_TO_GGUF.get(rest, rest)}.weight"
-        return f"{HF_TO_GGUF.get(stem, stem)}.weight"
 
 
 class Tenon:
@@ -130,24 +38,12 @@ class Tenon:
 
     def __init__(self, path: Path, *, threads: int, gguf: str, weights: str) -> None:
         self.name = f"tenon gguf={gguf} weights={weights}"
-        # The source below expands blocks itself, so the loader's rule for "auto" is stated here.
-        kept = "float16" if (gguf, weights) == ("auto", "auto") else weights
-        source = GGUFSource(path, in_place=gguf == "inplace")
-        config = EngineConfig.from_flat(model=str(path), max_num_seqs=CONCURRENT, num_blocks=CONCURRENT * 16 + 1)
-        self.assembled: Assembled = assemble(
-            config,
-            Sockets.open(CPUPlatform({"threads": threads, "gguf": gguf, "weights": kept})),
-            ModelSource(
-                name=path.name,
-                spec=llama.FAMILY.spec(source.config(), 2048),
-                names=llama.FAMILY.weights,
-                weights=source,
-                eos_token_ids=(),
-            ),
-            dtype=DType.FLOAT32,
-            kv_dtype=DType.FLOAT32,
-            max_model_len=1024,
+        config = EngineConfig.from_flat(
+            model=str(path), max_num_seqs=CONCURRENT, max_model_len=1024, num_blocks=CONCURRENT * 16 + 1
         )
+        sockets = Sockets.open(CPUPlatform({"threads": threads, "gguf": gguf, "weights": weights}))
+        opened = open_model(config)
+        self.assembled = load(config, sockets, opened, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32)
         self._next = 0
 
     def generate(self, prompts: Prompts, count: int) -> Prompts:
@@ -234,7 +130,7 @@ def measure(engine: Any, rng: np.random.Generator, decode: int) -> dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a Llama-like .gguf file")
+    parser.add_argument("model", type=Path, help="a .gguf file")
     parser.add_argument("--threads", type=int, default=0, help="0: physical cores")
     parser.add_argument("--decode", type=int, default=OUTPUT - 1, help="tokens really decoded a run")
     parser.add_argument("--repeat", type=int, default=3)

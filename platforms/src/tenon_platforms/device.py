@@ -6,6 +6,8 @@ says so with `is_async`. Nothing here may create a context before `open` is call
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -85,6 +87,7 @@ class Event:
 
 
 NULL_EVENT = Event()
+LAZY_BYTES = 2**20  # smaller host tensors are zeroed at once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +126,9 @@ class Device:
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A zeroed tensor on the device."""
+        """A zeroed tensor on the device. On the host its pages are taken only when they are first written."""
+        if self.torch_device.type == "cpu":
+            return _zero_pages(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -175,6 +180,14 @@ class Device:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             return Fault.OUT_OF_MEMORY
         return Fault.REQUEST
+
+
+def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros over anonymous pages: a pool of gigabytes costs nothing until it is used."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < LAZY_BYTES:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 def _host_memory() -> tuple[int, int]:

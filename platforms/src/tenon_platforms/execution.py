@@ -59,7 +59,7 @@ class Executable(ABC):
 
     @abstractmethod
     def run(self, key: ShapeKey, inputs: Any) -> Any:
-        """The function's outputs for these inputs."""
+        """The function's outputs for these inputs. A key that is not static is run eagerly, whatever the kind."""
 
     @abstractmethod
     def release(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Undefined, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -60,7 +60,9 @@ class GenerationExtension(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Denies every private name, and the attributes by which formatting reaches one."""
+    """Denies every private name, and calls of classes beyond those that templates need."""
+
+    intercepted_binops = frozenset({"*", "**"})  # else the compiler itself would compute a stranger's constants
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return not attr.startswith("_") and super().is_safe_attribute(obj, attr, value)
@@ -70,11 +72,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         allowed = tuple(self.globals.get(name) for name in _KEPT_GLOBALS)
         return super().is_safe_callable(obj) and (not isinstance(obj, type) or obj in allowed)
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise SecurityError(f"access to {attribute!r:.80} is forbidden")
+
 
 def make_environment() -> ChatEnvironment:
     """The environment, the same for every route and template."""
     environment = ChatEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, LoopControlExtension], loader=None
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationExtension, LoopControlExtension],
+        loader=None,
+        optimized=False,  # folding constants would run a stranger's arithmetic while compiling
     )
     environment.globals = {name: environment.globals[name] for name in _KEPT_GLOBALS}
     environment.globals["raise_exception"] = _raise_exception

@@ -83,12 +83,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one sequence. `stop_token` is the id that ended it, or -1. `message` explains an error."""
+    """The end of one sequence. `stop_token` is the id that ended it, or -1.
+
+    `message` explains an error, and `kind` is its class: "RequestError", "CapacityError", or "" for a failed step.
+    """
 
     key: int
     reason: int
     stop_token: int = -1
     message: str = ""
+    kind: str = ""
 
 
 class PromptInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tenon_core.models.model import Model, StepContext
+from tenon_platforms.attention import GraphSupport
 from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
 from tenon_platforms.device import Device, Event
 from tenon_platforms.execution import Executable, ExecutableKind, Execution
@@ -169,6 +170,7 @@ class Runner:
         self._limits = limits
         self._fixed_sizes = strict
         self._between_is_warm = False
+        self._graph_support = _graph_support(model, table)
         self._sampler = table.choose(SamplerSpec(vocab_size=vocab))
         self._logprobs = table.choose(TokenLogprobsSpec(vocab_size=vocab))
         self._prepare = table.choose(PrepareInputsSpec(block_sizes=(limits.block_size,) * len(model.groups)))
@@ -229,7 +231,12 @@ class Runner:
         return self._collect(outputs, host.num_logits)
 
     def prepare(self, key: ShapeKey) -> None:
-        """Compile or capture what a step of this key launches, and run it once on dummy rows."""
+        """Compile or capture what a step of this key launches, and run it once on dummy rows.
+
+        A key that the step's kernels cannot be captured for is left to run eagerly.
+        """
+        if not self._can_prepare(key):
+            return
         if self._fixed_sizes and not self._between_is_warm:
             self._between_is_warm = True
             self._rows.warm()
@@ -270,8 +277,15 @@ class Runner:
 
     def _key(self, need: ShapeKey) -> ShapeKey:
         if self._last_key is None or self._last_key[0] != need:
-            self._last_key = (need, self.policy.key(need))
+            key = self.policy.key(need)
+            self._last_key = (need, key if self._can_prepare(key) else need)
         return self._last_key[1]
+
+    def _can_prepare(self, key: ShapeKey) -> bool:
+        """Whether a key's executable may be captured: the least that any kernel of the step supports decides."""
+        if self.step.kind is not ExecutableKind.CAPTURE or not key.static:
+            return True
+        return self._graph_support >= (GraphSupport.SINGLE_TOKEN_DECODE if key.is_decode else GraphSupport.ALWAYS)
 
     def _plan(self, key: ShapeKey, inputs: StepInputs) -> list[Any]:
         batches = [
@@ -391,6 +405,13 @@ class Runner:
 
     def _step(self, call: StepCall) -> StepOutputs:
         return self._sample(call, self._forward(call))
+
+
+def _graph_support(model: Model, table: OpTable) -> GraphSupport:
+    inside = [choice for choice in table.choices if choice.spec.op != RowWritesSpec.op]
+    if not all(choice.kernel.flags.graph_safe for choice in inside):
+        return GraphSupport.NEVER
+    return min((group.backend.graph_support for group in model.groups), default=GraphSupport.ALWAYS)
 
 
 def _host_batch(delta: StepDelta) -> HostBatch:

@@ -7,6 +7,7 @@ The one allowed link leads from a hub cache's `snapshots/REVISION` into the `blo
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 from tenon_platforms.errors import ConfigError
 
 MIB = 1 << 20
-MAX_CONFIG_BYTES = 16 * MIB
+MAX_CONFIG_BYTES = 4 * MIB  # the greatest known config is a tenth of this; parsing takes up to 30 times as much memory
 MAX_JSON_DEPTH = 64
 
 
@@ -26,7 +27,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; pipes, devices, sockets and folders are refused without waiting for them."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening: opening some devices acts on them
             raise ConfigError(f"{path} is not a regular file")
         descriptor = os.open(path, flags)
     except OSError as error:
@@ -55,15 +56,15 @@ def read_text(path: Path, limit: int = MAX_CONFIG_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """A JSON object from a file, bounded in size and depth, without NaN or infinities."""
+    """A JSON object from a file, bounded in size and depth, without NaN, infinities or keys named twice."""
     return parse_json(read_bounded(path, limit), str(path))
 
 
-def parse_json(content: bytes, what: str, *, unique: bool = False) -> dict[str, Any]:
-    """A JSON object; `what` names it in errors. unique: an object that names a key twice is refused."""
+def parse_json(content: bytes, what: str) -> dict[str, Any]:
+    """A JSON object; `what` names it in errors."""
     try:
         value = json.loads(
-            content, parse_constant=_no_constant, parse_int=_int, object_pairs_hook=_unique if unique else None
+            content, parse_constant=_no_constant, parse_int=_int, parse_float=_float, object_pairs_hook=_unique
         )
     except RecursionError:
         raise ConfigError(f"{what} is nested deeper than {MAX_JSON_DEPTH} levels") from None
@@ -142,10 +143,19 @@ def _int(text: str) -> int:
     return int(text)
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.80} is too large a number")
+    return value
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r:.200} comes twice")
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key!r:.200} comes twice")
+            seen.add(key)
     return result

@@ -71,7 +71,7 @@ class ModelBuilder:
     def _groups(self) -> tuple[LayerGroup, ...]:
         groups = []
         for index, plan in enumerate(plan_groups(self.spec, dtype=self.dtype, kv_dtype=self.kv_dtype)):
-            kernel = self.table.choose(plan.spec, self.device.torch_device)
+            kernel = self.table.choose(plan.spec, self.device)
             assert isinstance(kernel, AttentionKernel)
             groups.append(
                 LayerGroup(index=index, backend=kernel.backend, layers=plan.layers, window=plan.spec.sliding_window)
@@ -263,17 +263,19 @@ class ModelBuilder:
     def _bind(self, spec: Spec, weights: Any, *names: str) -> Bound:
         kernel: Kernel = self.table.choose(spec)
         bound = Bound(kernel=kernel, weights=kernel.bind(weights, *(WeightUse(op=spec.op, name=n) for n in names)))
-        for tensor in _tensors(bound.weights):
-            self._bytes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        self._bytes.update(_held(bound.weights))
         return bound
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
+def _held(value: Any) -> Iterable[tuple[int, int]]:
+    """(identity, bytes) of everything prepared weights hold; what hides its tensors says its size with `nbytes`."""
     if isinstance(value, Tensor):
-        yield value
+        yield value.data_ptr(), value.numel() * value.element_size()
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from _held(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from _held(item)
+    elif isinstance(size := getattr(value, "nbytes", None), int):
+        yield id(value), size

@@ -7,7 +7,7 @@ not the speed: the context is copied every step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..torch_dtypes import to_torch
 from .kernel import Kernel, KernelFlags
 
 if TYPE_CHECKING:
+    from ..device import Device
     from .attention import AttentionSpec
     from .table import OpTable
 
@@ -52,7 +53,7 @@ class ReferenceAttention(AttentionBackend):
 
     graph_support = GraphSupport.NEVER
 
-    def __init__(self, spec: AttentionSpec, device: Any, *, one_by_one: bool) -> None:
+    def __init__(self, spec: AttentionSpec, device: Device, *, one_by_one: bool) -> None:
         self.spec = spec
         self.device = device
         self.one_by_one = one_by_one
@@ -70,7 +71,7 @@ class ReferenceAttention(AttentionBackend):
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
         shape = (2, num_blocks, block_size, self.spec.num_kv_heads, self.spec.head_dim)
-        return [torch.zeros(shape, dtype=to_torch(self.layout.dtype), device=self.device) for _ in range(num_layers)]
+        return [self.device.zeros(shape, to_torch(self.layout.dtype)) for _ in range(num_layers)]
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         flat = cache.view(2, -1, *cache.shape[3:])  # [2, slots, kv heads, head_dim]
@@ -165,10 +166,10 @@ class ReferenceAttention(AttentionBackend):
         cache[:, blocks.long()] = canonical.transpose(0, 1).to(cache.dtype)
 
 
-def attention(spec: AttentionSpec, table: OpTable, device: Any) -> Kernel:
+def attention(spec: AttentionSpec, table: OpTable, device: Device) -> Kernel:
     """Paged attention; run(inputs, plan) as `AttentionBackend.run`. Softmax and sums in float32.
 
-    `device`: the torch device of the cache.
+    `device`: where the cache lives.
     """
     if spec.tree_mask:
         raise NotImplementedError("the reference attention has no tree mask yet")

@@ -44,7 +44,7 @@ OPTIONS = (
         show_default=True,
         help="Random lengths vary by this share, both ways.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrival times."),
+    click.option("--bench-seed", type=int, default=0, show_default=True, help="Of prompts and arrival times."),
 )
 
 
@@ -62,7 +62,7 @@ def workload_of(values: dict[str, Any], *, as_text: bool = False, id_range: tupl
         input_len=values["input_len"],
         output_len=values["output_len"],
         spread=values["random_range_ratio"],
-        seed=values["seed"],
+        seed=values["bench_seed"],
         dataset=values["dataset_path"],
         as_text=as_text,
         id_range=id_range,

@@ -72,7 +72,7 @@ def serve(**values: Any) -> int:
         temperature=values["temperature"],
         timeout_s=values["timeout"],
     )
-    pace = Pace(rate=rate, burstiness=values["burstiness"], concurrency=values["max_concurrency"], seed=values["seed"])
+    pace = Pace(rate=rate, burstiness=values["burstiness"], concurrency=values["max_concurrency"], seed=values["bench_seed"])
     if values["warmups"]:
         warm = [Ask(prompt=ask.prompt, output_len=ask.output_len) for ask in asks[: values["warmups"]]]
         first = asyncio.run(run_load(target, warm, Pace(rate=float("inf"))))[0][0]
@@ -81,7 +81,7 @@ def serve(**values: Any) -> int:
     answers, seconds = asyncio.run(run_load(target, asks, pace))
     report = report_of(answers, seconds, percentiles)
     report |= {"model": model, "endpoint": values["endpoint"], "num_prompts": len(asks), "request_rate": str(rate)}
-    report |= {"max_concurrency": values["max_concurrency"] or None, "seed": values["seed"]}
+    report |= {"max_concurrency": values["max_concurrency"] or None, "seed": values["bench_seed"]}
     if values["save_result"] is not None:
         values["save_result"].write_text(json.dumps(report, indent=2), encoding="utf-8")
     if values["as_json"]:

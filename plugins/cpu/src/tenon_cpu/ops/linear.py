@@ -73,6 +73,16 @@ class WeightPolicy:
             for part in spec.parts
         )
 
+    def describe(self, spec: MergedLinearSpec) -> str:
+        """The kernel's name: how the weights of `spec` are kept, as far as that is known before they are seen."""
+        compute = self.computes_in(spec.dtype)
+        if compute != DType.FLOAT32 or self.weights == "float32" or not half_weights.is_available():
+            return f"{compute} weights"
+        blocks = self.gguf == "auto" and all(isinstance(scheme, GGUFBlocks) for scheme in spec.schemes)
+        stored = all(isinstance(scheme, Dense) and scheme.stored.num_bytes == 2 for scheme in spec.schemes)
+        half = blocks or stored or self.weights == "float16"
+        return "float16 weights, float32 sums" if half else "float32 weights"
+
     def keep(self, schemes: tuple[WeightScheme, ...], weight: Tensor, bias: Tensor | None, dtype: DType) -> Product:
         """The product of an expanded weight [out, in], which may be given in any float type."""
         compute = self.computes_in(dtype)
@@ -107,7 +117,7 @@ def merged_linear(spec: MergedLinearSpec, policy: WeightPolicy) -> Kernel | No:
             name="int4 packed", run=_runner(spec.dtype, None), prepare=_prepare_int4(spec), flags=KernelFlags()
         )
     return Kernel(
-        name=f"{policy.computes_in(spec.dtype)} product",
+        name=policy.describe(spec),
         run=_runner(spec.dtype, policy.computes_in(spec.dtype)),
         prepare=_prepare(spec, policy),
         native="dequantize" if quantized else "native",

@@ -1,0 +1,283 @@
+"""`Generation`: from prompts and parameters to outputs, over any engine link. Both faces use it.
+
+It makes ids, fills in what a request left open, validates, and turns each `StepUpdate` into samples' news: one numpy
+split a step, then work for what changed. It knows no protocol and does not wait: `LLM` steps the engine and calls
+`take`; the server calls `take` as updates arrive, and requests tell their watchers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from tenon_core.engine.messages import SAMPLE_BITS, Finished, GenerateRequest, PromptInfo, StepUpdate, sequence_key
+from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.validate import ModelFacts, validate_request
+from tenon_platforms.errors import CapacityError, DeviceError, RequestError, TenonError
+
+from .detokenizer import TokenBytes
+from .link import EngineLink
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .samples import Sample, readable
+
+MAX_SALT = 256
+
+
+class Observer(Protocol):
+    """Who measures requests."""
+
+    def first_token(self, seconds: float) -> None: ...
+    def next_token(self, seconds: float, count: int = 1) -> None: ...
+    def ended(
+        self, reason: str, *, seconds: float, num_prompt: int, num_output: int, first_token_after: float | None
+    ) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class ActiveRequest:
+    """A request that runs. on_news is called (with no argument) when there is something new to take."""
+
+    id: int
+    output: RequestOutput
+    samples: list[Sample]
+    metrics: RequestMetrics
+    on_news: Callable[[], None] | None = None
+    error: TenonError | None = None
+    num_left: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self.error is not None or self.num_left == 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """All requests of one front end. vocabulary: None where no text is wanted. seed: the engine configuration's."""
+
+    link: EngineLink
+    vocabulary: TokenBytes | None
+    seed: int = 0
+    observer: Observer | None = None
+    _ids: Iterable[int] = field(default_factory=lambda: itertools.count(1))
+    _requests: dict[int, ActiveRequest] = field(default_factory=dict)
+    _samples: dict[int, Sample] = field(default_factory=dict)
+
+    @property
+    def num_active(self) -> int:
+        """Requests that run."""
+        return len(self._requests)
+
+    def start(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        request_id: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        on_news: Callable[[], None] | None = None,
+        is_watched: bool = False,
+    ) -> ActiveRequest:
+        """Validate and submit. is_watched: text is wanted as it comes. Raises `RequestError`, `CapacityError`."""
+        facts = self.link.facts
+        filled, prompt_bytes = self._filled(prompt_token_ids, params, facts)
+        check_label("cache_salt", cache_salt)
+        identity: int = next(iter(self._ids))
+        filled = filled if filled.seed is not None else msgspec.structs.replace(filled, seed=self._seed_of(identity))
+        request = self._make(identity, prompt_token_ids, filled, prompt, request_id, is_watched)
+        request.on_news = on_news
+        self.link.submit(
+            GenerateRequest(
+                id=identity, prompt=prompt_bytes, params=filled, cache_salt=cache_salt, priority=priority
+            )
+        )
+        self._requests[identity] = request
+        self._samples.update({sample.key: sample for sample in request.samples})
+        return request
+
+    def _filled(
+        self, ids: Sequence[int], params: SamplingParams, facts: ModelFacts
+    ) -> tuple[SamplingParams, bytes]:
+        """(parameters with max_tokens filled in, the prompt's bytes), both checked."""
+        if params.max_tokens is None:
+            room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
+            params = msgspec.structs.replace(params, max_tokens=max(room, params.min_tokens, 1))
+        validate_request(ids, params, facts)
+        return params, np.asarray(ids, dtype="<i4").tobytes()
+
+    def _seed_of(self, identity: int) -> int:
+        """Requests without a seed draw from one stream that the engine's seed begins."""
+        digest = hashlib.blake2b(f"{self.seed}/{identity}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    def _make(
+        self,
+        identity: int,
+        ids: Sequence[int],
+        params: SamplingParams,
+        prompt: str | None,
+        request_id: str | None,
+        is_watched: bool,
+    ) -> ActiveRequest:
+        metrics = RequestMetrics(arrival_time=time.monotonic())
+        samples = [
+            Sample(
+                key=sequence_key(identity, index),
+                params=params,
+                output=CompletionOutput(index=index),
+                vocabulary=self.vocabulary,
+                is_watched=is_watched,
+            )
+            for index in range(params.n)
+        ]
+        output = RequestOutput(
+            request_id=request_id or str(identity),
+            prompt=prompt,
+            prompt_token_ids=list(ids),
+            outputs=[sample.output for sample in samples],
+            metrics=metrics,
+        )
+        return ActiveRequest(id=identity, output=output, samples=samples, metrics=metrics, num_left=params.n)
+
+    # what the engine says
+
+    def take(self, update: StepUpdate) -> list[ActiveRequest]:
+        """Take one update in; the requests with news, whose watchers were told."""
+        now = time.monotonic()
+        touched: dict[int, ActiveRequest] = {}
+        for info in update.prompts:
+            self._take_prompt(info, touched)
+        ends = {end.key: end for end in update.finished}
+        stopped = self._take_tokens(update, ends, touched, now) if update.keys else []
+        for end in update.finished:
+            sample = self._samples.get(end.key)
+            if sample is not None:
+                request = self._requests[end.key >> SAMPLE_BITS]
+                touched[request.id] = request
+                self._end(request, sample, end, now)
+        if stopped:
+            self.link.abort(keys=stopped)
+        for request in touched.values():
+            if request.on_news is not None:
+                request.on_news()
+        return list(touched.values())
+
+    def _take_tokens(
+        self, update: StepUpdate, ends: dict[int, Finished], touched: dict[int, ActiveRequest], now: float
+    ) -> list[int]:
+        """Give every token to its sample; keys of samples that a stop string ended."""
+        keys = np.frombuffer(update.keys, dtype="<i8").tolist()
+        tokens = np.frombuffer(update.tokens, dtype="<i4").tolist()
+        logprobs = dict(update.logprobs)
+        stopped = []
+        for place, (key, token) in enumerate(zip(keys, tokens, strict=True)):
+            sample = self._samples.get(key)
+            if sample is None:  # ended here; the engine had this token in flight
+                continue
+            request = self._requests[key >> SAMPLE_BITS]
+            touched[request.id] = request
+            self._clock(request, sample, now)
+            end = ends.get(key)
+            is_stop_token = end is not None and end.stop_token == token
+            if sample.add(token, logprobs.get(place), is_stop_token=is_stop_token):
+                stopped.append(key)
+                self._leave(request, sample, now)
+        return stopped
+
+    def _clock(self, request: ActiveRequest, sample: Sample, now: float) -> None:
+        metrics = request.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+            if self.observer is not None:
+                self.observer.first_token(now - metrics.arrival_time)
+        elif self.observer is not None and metrics.last_token_time is not None and sample.output.index == 0:
+            self.observer.next_token(now - metrics.last_token_time)
+        if sample.output.index == 0:
+            metrics.last_token_time = now
+
+    def _take_prompt(self, info: PromptInfo, touched: dict[int, ActiveRequest]) -> None:
+        request = self._requests.get(info.key >> SAMPLE_BITS)
+        if request is None:
+            return
+        touched[request.id] = request
+        request.output.num_cached_tokens = max(info.num_cached_tokens, 0)
+        if info.logprobs is not None:
+            request.output.prompt_logprobs = [
+                None if one is None else readable(one, self.vocabulary) for one in info.logprobs
+            ]
+
+    def _end(self, request: ActiveRequest, sample: Sample, end: Finished, now: float) -> None:
+        if end.kind or end.message:
+            self._fail(request, error_of(end.kind, end.message))
+            return
+        sample.finish(end)
+        self._leave(request, sample, now)
+
+    def _leave(self, request: ActiveRequest, sample: Sample, now: float) -> None:
+        """A sample has ended; with the last one its request has."""
+        self._samples.pop(sample.key, None)
+        request.num_left -= 1
+        if request.num_left == 0:
+            self._close(request, sample.output.finish_reason or "error", now)
+
+    def _close(self, request: ActiveRequest, reason: str, now: float) -> None:
+        del self._requests[request.id]
+        metrics = request.metrics
+        metrics.finished_time = now
+        request.output.finished = True
+        if self.observer is not None:
+            first = metrics.first_token_time
+            self.observer.ended(
+                reason,
+                seconds=now - metrics.arrival_time,
+                num_prompt=len(request.output.prompt_token_ids),
+                num_output=sum(len(sample.output.token_ids) for sample in request.samples),
+                first_token_after=None if first is None else first - metrics.arrival_time,
+            )
+
+    # ends that begin here
+
+    def abort(self, request: ActiveRequest) -> None:
+        """End a request that nobody waits for any more."""
+        if request.id in self._requests:
+            self._drop(request)
+            self._close(request, "abort", time.monotonic())
+            self.link.abort(ids=(request.id,))
+
+    def fail_all(self, error: TenonError) -> None:
+        """The engine is gone: every request ends with this error."""
+        for request in list(self._requests.values()):
+            self._fail(request, error)
+            if request.on_news is not None:
+                request.on_news()
+
+    def _fail(self, request: ActiveRequest, error: TenonError) -> None:
+        if request.id in self._requests:
+            request.error = error
+            self._drop(request)
+            self._close(request, "error", time.monotonic())
+
+    def _drop(self, request: ActiveRequest) -> None:
+        for sample in request.samples:
+            self._samples.pop(sample.key, None)
+
+
+def error_of(kind: str, message: str) -> TenonError:
+    """The error that an engine's answer stands for."""
+    kinds: dict[str, type[TenonError]] = {"RequestError": RequestError, "CapacityError": CapacityError}
+    return kinds.get(kind, DeviceError)(message or "the request failed")
+
+
+def check_label(name: str, value: Any) -> None:
+    """Raise `RequestError` for a label that is no short printable text."""
+    if not isinstance(value, str) or len(value) > MAX_SALT or not (value.isprintable() or not value):
+        raise RequestError(f"{name} must be a printable text of at most {MAX_SALT} characters", param=name)

@@ -1,0 +1,50 @@
+"""`EngineLink`: the one interface to an engine, in this process or in another one.
+
+Requests go in through `submit` and `abort`; what comes out are `StepUpdate`s. The inline link is stepped by whoever
+waits; the other link hands updates over as they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
+from tenon_core.sampling.validate import ModelFacts
+
+
+class EngineLink(Protocol):
+    """What a front end needs of an engine."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model's facts; there once the engine is ready."""
+        ...
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Hand a request over. May raise `RequestError` or `CapacityError`; a remote engine answers those later."""
+        ...
+
+    def abort(self, *, ids: Sequence[int] = (), keys: Sequence[int] = ()) -> None:
+        """End requests, or single samples."""
+        ...
+
+
+class SteppedLink(EngineLink, Protocol):
+    """An engine in this process, which moves when it is stepped."""
+
+    def step(self) -> StepUpdate | None:
+        """One iteration of the engine's loop."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the engine."""
+        ...
