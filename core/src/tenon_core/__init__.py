@@ -1,1 +1,39 @@
-"""Tenon's engine. Importing this package imports neither torch nor a web framework."""
+"""Tenon's engine. Importing this package imports neither torch nor a web framework: names are looked up when used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client.outputs import CompletionOutput, RequestOutput
+    from .config import EngineConfig
+    from .llm import LLM
+    from .sampling.params import SamplingParams
+
+    __version__: str
+
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "llm",
+    "SamplingParams": "sampling.params",
+    "RequestOutput": "client.outputs",
+    "CompletionOutput": "client.outputs",
+    "EngineConfig": "config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib_metadata import version
+
+        return version("tenon-core")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -68,6 +68,7 @@ def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole checkpoint: configuration and random weights."""
     from safetensors.torch import save_file
+
     from tenon_core.models.families.llama import FAMILY
     from tenon_core.models.weights import DummySource
     from tenon_platforms.dtypes import DType

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tenon_core.cli.doctor_child import check
 from tenon_core.cli.platform_check import check_platform
 from tenon_platforms.selection import Selection, SelectionRequest, select

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+
 from tenon_core.cli import main as main_module
 from tenon_core.cli.main import COMMANDS, cli, run
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError

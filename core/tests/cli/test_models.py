@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tenon_core.cli.model_card import layer_kinds
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.ops.references import REFERENCES

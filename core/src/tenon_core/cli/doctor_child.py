@@ -77,7 +77,7 @@ def describe(selection: Selection, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(info: Any) -> dict[str, Any]:
-    plain = dataclasses.asdict(info)
+    plain = {**dataclasses.asdict(info), "links": list(info.links)}
     facts = [info.name, info.arch, human_bytes(info.memory) if info.memory else "", info.uuid]
     return {**plain, "line": ", ".join(fact for fact in facts if fact)}
 

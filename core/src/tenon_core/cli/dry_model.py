@@ -6,6 +6,7 @@ come, since preparing them (packing, quantizing) needs their bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from tenon_core.engine.assembly import Sockets
 from tenon_core.engine.start import DTYPE_ALIASES, select_platform
 from tenon_core.engine.weight_source import scheme_of
 from tenon_core.execution.runner import Runner, RunnerLimits
-from tenon_core.loading.tensors import TensorInfo, TensorSource
+from tenon_core.loading.tensors import TensorSource
 from tenon_core.models.builder import ModelBuilder
 from tenon_core.models.weights import WeightReader, WeightSource, tensor_shapes
 from tenon_platforms.dtypes import DType
@@ -44,47 +45,53 @@ class DryTable(OpTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmptyWeights:
-    """A `WeightSource` of tensors without memory. infos: what is stored, by name."""
+class Stored:
+    """One tensor as it is stored. shape counts elements."""
 
-    infos: dict[str, TensorInfo]
+    shape: tuple[int, ...]
+    scheme: WeightScheme
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyWeights:
+    """A `WeightSource` of tensors without memory."""
+
+    stored: dict[str, Stored]
 
     @classmethod
     def of_index(cls, tensors: TensorSource) -> EmptyWeights:
         """As a checkpoint's index says."""
-        return cls(infos={name: tensors.info(name) for name in tensors.names()})
+        infos = (tensors.info(name) for name in tensors.names())
+        return cls(
+            stored={
+                info.name: Stored(shape=info.shape, scheme=scheme_of(info), num_bytes=info.num_bytes) for info in infos
+            }
+        )
 
     @classmethod
     def of_spec(cls, card: ModelCard, dtype: DType) -> EmptyWeights:
         """As a configuration calls for, every tensor in one type."""
-        shapes = dict(tensor_shapes(card.spec, card.family.weights))
-        return cls(
-            infos={
-                name: TensorInfo(name=name, shape=shape, encoding="dense", dtype=dtype, gguf_type=None, num_bytes=0)
-                for name, shape in shapes.items()
-            }
-        )
+        shapes = tensor_shapes(card.spec, card.family.weights)
+        return cls(stored={name: Stored(shape=shape, scheme=Dense(stored=dtype)) for name, shape in shapes})
 
     def names(self) -> Iterable[str]:
-        return self.infos
+        return self.stored
 
     def has(self, name: str) -> bool:
-        return name in self.infos
+        return name in self.stored
 
     def scheme(self, name: str) -> WeightScheme:
-        return scheme_of(self.infos[name])
+        return self.stored[name].scheme
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.infos[name].shape
+        return self.stored[name].shape
 
     def tensors(self, name: str) -> PartTensors:
-        info, scheme = self.infos[name], self.scheme(name)
-        if isinstance(scheme, Dense):
-            return {"weight": torch.empty(info.shape, dtype=to_torch(scheme.stored), device="meta")}
-        rows = 1
-        for size in info.shape[:-1]:
-            rows *= size
-        shape = (*info.shape[:-1], info.num_bytes // rows)
+        held = self.stored[name]
+        if isinstance(held.scheme, Dense):
+            return {"weight": torch.empty(held.shape, dtype=to_torch(held.scheme.stored), device="meta")}
+        shape = (*held.shape[:-1], held.num_bytes // math.prod(held.shape[:-1]))
         return {"blocks": torch.empty(shape, dtype=torch.uint8, device="meta")}
 
 

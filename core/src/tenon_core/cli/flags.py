@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -198,8 +198,8 @@ def engine_config(values: dict[str, Any], *, kinds: Sequence[type[Any]] = ENGINE
     return EngineConfig.from_flat(**flat)
 
 
-def surface_lines(command: click.Command, path: str) -> Iterable[str]:
-    """One line for every flag of a command and its subcommands, sorted by command: the frozen surface."""
+def flag_lines(command: click.Command, path: str) -> Iterator[str]:
+    """One line for every flag of one command: its name, its type, `...` where it may be repeated."""
     for param in command.params:
         if isinstance(param, click.Option):
             kind = "flag" if param.is_flag else param.type.name
@@ -209,6 +209,11 @@ def surface_lines(command: click.Command, path: str) -> Iterable[str]:
             yield from (f"{path} {name} {kind}{repeated}" for name in (*param.opts, *param.secondary_opts))
         else:
             yield f"{path} <{param.human_readable_name.upper()}>"
+
+
+def surface_lines(command: click.Command, path: str = "tenon") -> Iterator[str]:
+    """`flag_lines` of a command and all below it, in the tables' order: the frozen surface."""
+    yield from flag_lines(command, path)
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path)
         for name in command.list_commands(context):

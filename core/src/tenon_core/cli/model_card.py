@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -148,21 +149,14 @@ def _tensors(card: ModelCard) -> Iterable[tuple[str, int, int]]:
         from tenon_core.models.weights import tensor_shapes
 
         for _, shape in tensor_shapes(card.spec, card.family.weights):
-            elements = _product(shape)
+            elements = math.prod(shape)
             yield f"dense-{card.dtype}", elements, elements * card.dtype.num_bytes
         return
     source = card.checkpoint.tensors
     for name in source.names():
         info = source.info(name)
         scheme = f"gguf-{str(info.gguf_type).lower()}" if info.dtype is None else f"dense-{info.dtype}"
-        yield scheme, _product(info.shape), info.num_bytes
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+        yield scheme, math.prod(info.shape), info.num_bytes
 
 
 def _group(group: GroupPlan) -> dict[str, Any]:

@@ -67,19 +67,16 @@ class Sample:
         if logprobs is not None:
             self.position_logprobs.append(logprobs)
         if is_stop_token and not self.params.include_stop_str_in_output:
-            self._make_text()
-            self._num_made += 1
             return False
         if self._scanner is None and not self.is_watched:
             return False
-        return self._make_text()
+        return self._make_text(len(self.output.token_ids))
 
-    def _make_text(self) -> bool:
-        """Turn the tokens that came into text; True where a stop string ended it."""
+    def _make_text(self, end: int) -> bool:
+        """Turn the tokens before place `end` into text; True where a stop string ended it."""
         if self._detokenizer is None:
             return False
         ids = self.output.token_ids
-        end = len(ids)
         for place in range(self._num_made, end):
             self._num_made = place + 1
             if self._show(self._detokenizer.push(ids[place]), num_tokens=place + 1):
@@ -102,9 +99,10 @@ class Sample:
         if self.is_finished:
             return
         if self._detokenizer is not None:
-            if end.stop_token < 0 or self.params.include_stop_str_in_output:
-                if self._make_text():
-                    return
+            ids = self.output.token_ids
+            has_silent_end = bool(ids) and ids[-1] == end.stop_token and not self.params.include_stop_str_in_output
+            if self._make_text(len(ids) - has_silent_end):
+                return
             if self._show(self._detokenizer.flush(), num_tokens=len(self.output.token_ids)):
                 return
             if self._scanner is not None:

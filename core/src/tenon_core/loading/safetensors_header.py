@@ -42,6 +42,8 @@ DTYPES = {
     "U8": DType.UINT8,
     "BOOL": DType.BOOL,
 }
+# Marks one tensor's entry has at most: counted before parsing makes an object of each.
+_MOST_MARKS = {b"[": 2, b":": 4, b",": MAX_DIMS + 4}
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -88,7 +90,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         header = file.read(length)
     if not header.startswith(b"{"):
         raise _broken(path, "its header does not start with '{'")
-    if header.count(b"[") > 2 * MAX_TENSORS or header.count(b",") > (MAX_DIMS + 4) * MAX_TENSORS:  # before any object
+    if any(header.count(mark) > most * MAX_TENSORS for mark, most in _MOST_MARKS.items()):
         raise _broken(path, f"it lists more than {MAX_TENSORS} tensors")
     entries = parse_json(header, f"the header of {path}")
     _check_metadata(path, entries.pop("__metadata__", None))

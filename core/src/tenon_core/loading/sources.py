@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 
 from tenon_platforms.errors import ConfigError
 
-HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja")
+HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+HUB_IGNORED = ("*/*", "consolidated*.safetensors")  # subfolders and second copies of the same weights
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+))?(?:/(.+))?")
 _MODEL_SUFFIXES = (".gguf", ".safetensors")
@@ -29,17 +30,20 @@ MAX_MEMBER_BYTES = 64 * 2**30
 def resolve_model(
     source: str, *, revision: str | None = None, cache_dir: str | None = None, offline: bool | None = None
 ) -> Path:
-    """A local folder or file for `source`. Raises `ConfigError` that says what was tried."""
+    """A local folder or file for `source`. Raises `ConfigError` that says what was tried.
+
+    revision: the hub revision of every file. offline: no request at all; None: as HF_HUB_OFFLINE says.
+    """
     if not source:
         raise ConfigError("no model was named", remedy="name a folder, a .gguf file, a hub id or pkg:PACKAGE")
     if source.startswith("pkg:"):
-        return _from_package(source.removeprefix("pkg:"), cache_dir)
+        return _from_package(source.removeprefix("pkg:"), cache_dir, _is_offline(offline))
     path = Path(source).expanduser()
     if path.exists():
         return path
     repository, _, file = source.partition(":")
     if _HUB_ID.fullmatch(repository) and not source.startswith((".", "/", "~")):
-        return _from_hub(repository, file, revision, cache_dir, offline)
+        return _from_hub(repository, file, revision, cache_dir, _is_offline(offline))
     raise ConfigError(
         f"model {source!r} was not found: no such file or folder, and no hub id (org/name)",
         remedy="check the path, or name pkg:PACKAGE for a model shipped in a Python package",
@@ -54,42 +58,44 @@ def cache_folder(cache_dir: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tenon"
 
 
-def _from_hub(repository: str, file: str, revision: str | None, cache_dir: str | None, offline: bool | None) -> Path:
+def _is_offline(asked: bool | None) -> bool:
+    return bool(asked) or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}
+
+
+def _from_hub(repository: str, file: str, revision: str | None, cache_dir: str | None, offline: bool) -> Path:
+    if file and (not file.endswith(".gguf") or not _is_plain(file)):
+        raise ConfigError(f"{repository}:{file} names no .gguf file of a repository")
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    local_only = bool(offline) or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}
+    common = {"revision": revision, "cache_dir": cache_dir, "local_files_only": offline}
     try:
         if file:
-            if not file.endswith(".gguf"):
-                raise ConfigError(f"{repository}:{file} names no .gguf file")
-            return Path(
-                hf_hub_download(repository, file, revision=revision, cache_dir=cache_dir, local_files_only=local_only)
-            )
-        return Path(
+            return Path(hf_hub_download(repository, file, **common))
+        folder = Path(
             snapshot_download(
-                repository,
-                revision=revision,
-                cache_dir=cache_dir,
-                allow_patterns=list(HUB_FILES),
-                local_files_only=local_only,
+                repository, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_IGNORED), **common
             )
         )
-    except ConfigError:
-        raise
-    except Exception as error:  # the hub's client raises a whole family, network errors included
-        where = "the local cache (offline)" if local_only else "the hub"
+    except Exception as error:  # noqa: BLE001 - the hub's client raises a whole family, network errors included
+        where = "the local cache (offline)" if offline else "the hub"
         raise ConfigError(
             f"model {repository!r} is no local path and could not be had from {where}: {_first_line(error)}",
             remedy="check the name and the network, or download it elsewhere and name its folder",
         ) from error
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            f"the repository {repository!r} has no config.json",
+            remedy=f"name one of its files, if it holds GGUF: {repository}:FILE.gguf",
+        )
+    return folder
 
 
-def _from_package(text: str, cache_dir: str | None) -> Path:
+def _from_package(text: str, cache_dir: str | None, offline: bool) -> Path:
     match = _PACKAGE.fullmatch(text)
     if match is None:
         raise ConfigError(f"pkg:{text} is not of the form pkg:NAME[==VERSION][/FILE]")
     name, version, file = match.groups()
-    return _installed(name, version, file) or _downloaded(name, version, file, cache_folder(cache_dir))
+    return _installed(name, version, file) or _downloaded(name, version, file, cache_folder(cache_dir), offline)
 
 
 def _installed(name: str, version: str | None, wanted: str | None) -> Path | None:
@@ -103,15 +109,27 @@ def _installed(name: str, version: str | None, wanted: str | None) -> Path | Non
         return None
     members = [str(file) for file in found.files or ()]
     member = _choose(members, wanted, f"the installed package {name} {found.version}")
-    return Path(str(found.locate_file(member)))
+    path = Path(str(found.locate_file(member)))
+    if not path.is_file():
+        raise ConfigError(
+            f"the installed package {name} {found.version} lists {member}, but {path} is no file",
+            remedy=f"install it again: pip install --force-reinstall --no-deps {name}=={found.version}",
+        )
+    return path
 
 
-def _downloaded(name: str, version: str | None, wanted: str | None, cache: Path) -> Path:
+def _downloaded(name: str, version: str | None, wanted: str | None, cache: Path, offline: bool) -> Path:
     folder = cache / "packages" / f"{name.lower()}-{version or 'latest'}"
     kept = [file for file in folder.glob("*") if file.suffix in _MODEL_SUFFIXES] if folder.is_dir() else []
+    if wanted is not None:
+        kept = [file for file in kept if file.name == PurePosixPath(wanted).name]
     if kept:
-        by_name = {file.name: file for file in kept}
-        return by_name[PurePosixPath(_choose(list(by_name), wanted and PurePosixPath(wanted).name, str(folder))).name]
+        return folder / _choose([file.name for file in kept], None, str(folder))
+    if offline:
+        raise ConfigError(
+            f"package {name} is not installed, its model is not in {folder}, and offline mode downloads nothing",
+            remedy=f"install it first: pip install {name}{f'=={version}' if version else ''}",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         wheel = _fetch_wheel(name, version, Path(scratch))

@@ -34,10 +34,8 @@ def _escape(match: re.Match[str]) -> str:
 class LineFormatter(logging.Formatter):
     """`2026-01-31 12:00:00.123 INFO tenon_core.engine.start: message`, in UTC."""
 
-    converter = time.gmtime
-
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", self.converter(record.created))
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.created))
         head = f"{stamp}.{int(record.msecs):03d} {record.levelname} {record.name}"
         line = f"{head}: {escaped(record.getMessage())}"
         if record.exc_info and record.exc_info[0] is not None:

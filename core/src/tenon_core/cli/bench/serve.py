@@ -72,7 +72,9 @@ def serve(**values: Any) -> int:
         temperature=values["temperature"],
         timeout_s=values["timeout"],
     )
-    pace = Pace(rate=rate, burstiness=values["burstiness"], concurrency=values["max_concurrency"], seed=values["bench_seed"])
+    pace = Pace(
+        rate=rate, burstiness=values["burstiness"], concurrency=values["max_concurrency"], seed=values["bench_seed"]
+    )
     if values["warmups"]:
         warm = [Ask(prompt=ask.prompt, output_len=ask.output_len) for ask in asks[: values["warmups"]]]
         first = asyncio.run(run_load(target, warm, Pace(rate=float("inf"))))[0][0]

