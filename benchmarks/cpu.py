@@ -3,8 +3,8 @@
     python benchmarks/cpu.py MODEL.gguf [--json] [--threads 2] [--decode 127] [--hf float32,bfloat16]
 
 Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 concurrent requests of 128 tokens in and 128
-out, prompt time included. Tenon computes in float32. With `--decode N` below 127 only N tokens are decoded and the rest is extrapolated, for every
-engine alike. Absolute figures of a shared machine mean little: read the ratios.
+out, prompt time included. Tenon computes in float32. With `--decode N` below 127 only N tokens are decoded and the
+rest is extrapolated, for every engine alike. Absolute figures of a shared machine mean little: read the ratios.
 """
 
 from __future__ import annotations

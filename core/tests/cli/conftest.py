@@ -13,7 +13,7 @@ import pytest
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 128,
+    "vocab_size": 258,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
@@ -24,8 +24,12 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
-    "eos_token_id": 2,
+    "eos_token_id": 256,
 }
+
+
+END = "<|end|>"
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +70,33 @@ def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole checkpoint: configuration and random weights."""
+    """A whole checkpoint: configuration, random weights, a tokenizer of bytes, a chat template."""
+    import torch
     from safetensors.torch import save_file
 
     from tenon_core.models.families.llama import FAMILY
     from tenon_core.models.weights import DummySource
     from tenon_platforms.dtypes import DType
 
+    torch.set_num_threads(1)  # so small a model only waits for other threads
     folder = tmp_path_factory.mktemp("tiny")
+    write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     source = DummySource.for_model(FAMILY.spec(CONFIG, 256), FAMILY.weights, dtype=DType.FLOAT32)
     save_file({name: source.tensors(name)["weight"] for name in source.names()}, folder / "model.safetensors")
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A token a byte, and an end token."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={letter: place for place, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": END, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tenon_core.cli.bench.distribution import describe, parse_percentiles, percentile
 from tenon_core.cli.bench.load import Pace, Target, run_load, send
+from tenon_core.cli.bench.options import random_ids
 from tenon_core.cli.bench.workload import Ask, Workload
 from tenon_platforms.errors import ConfigError
 
@@ -72,13 +73,25 @@ def test_latency_and_throughput(tenon: Callable[..., Any], tiny_model: Path) -> 
     ).json()  # fmt: skip
     assert len(found["latencies_ms"]) == 2
     assert 0 < found["mean_ttft_ms"] <= found["mean_latency_ms"]
+    for engine_only in ((), ("--engine-only",)):
+        found = tenon(
+            "bench", "throughput", tiny_model, *engine, "--num-prompts", 6, "--input-len", 9, "--output-len", 5,
+            "--warmups", 1, *engine_only, "--json",
+        ).json()  # fmt: skip
+        assert (found["total_input_tokens"], found["total_output_tokens"]) == (54, 30)
+        assert found["output_tokens_per_second"] == pytest.approx(30 / found["elapsed_time"])
+        assert 0 < found["mean_ttft_ms"] < 1e3 * found["elapsed_time"] and found["mean_tpot_ms"] > 0
+        assert (found["mean_itl_ms"] is not None) == bool(engine_only)
+        assert found["platform"].startswith("reference")
+
+
+def test_throughput_of_a_file(tenon: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("hello\nyou there\n")
     found = tenon(
-        "bench", "throughput", tiny_model, *engine, "--num-prompts", 6, "--input-len", 9, "--output-len", 5,
-        "--warmups", 0, "--json",
+        "bench", "throughput", tiny_model, "--platform", "reference", "--num-blocks", 64, "--dataset-path",
+        tmp_path / "prompts.txt", "--num-prompts", 3, "--output-len", 2, "--warmups", 0, "--json",
     ).json()  # fmt: skip
-    assert (found["total_input_tokens"], found["total_output_tokens"]) == (54, 30)
-    assert found["output_tokens_per_second"] == pytest.approx(30 / found["elapsed_time"])
-    assert found["mean_itl_ms"] > 0 and found["platform"].startswith("reference")
+    assert found["total_input_tokens"] == 5 + 9 + 5  # bytes
 
 
 def test_startup_tells_phases(tenon: Callable[..., Any], tiny_model: Path) -> None:
@@ -88,6 +101,18 @@ def test_startup_tells_phases(tenon: Callable[..., Any], tiny_model: Path) -> No
     run = found["runs"][0]
     assert {"interpreter", "imports", "load weights", "first request", "total"} <= set(run)
     assert sum(seconds for phase, seconds in run.items() if phase != "total") == pytest.approx(run["total"], rel=0.05)
+
+
+@pytest.mark.e2e
+def test_startup_of_the_server(tenon: Callable[..., Any], tiny_model: Path) -> None:
+    ran = tenon(
+        "bench", "startup", tiny_model, "--server", "--platform", "reference", "--num-blocks", 64, "--runs", 1, "--json"
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    run = ran.json()["runs"][0]
+    assert run["ready"] > 0 < run["first request"] and run["ready"] + run["first request"] == pytest.approx(
+        run["total"]
+    )
 
 
 def test_startup_passes_the_engines_error_on(tenon: Callable[..., Any]) -> None:
@@ -165,6 +190,13 @@ def test_descriptions() -> None:
         parse_percentiles("half")
     with pytest.raises(ConfigError, match="between 0 and 100"):
         parse_percentiles("100")
+
+
+@pytest.mark.parametrize(("size", "least", "greatest"), [(32000, 100, 1000), (257, 100, 257), (150, 0, 150)])
+def test_random_ids_lie_in_the_vocabulary(size: int, least: int, greatest: int) -> None:
+    workload = random_ids(Workload(num_prompts=20, input_len=500, output_len=1), size)
+    ids = {index for ask in workload.asks() for index in ask.prompt}
+    assert min(ids) == least and max(ids) == greatest - 1
 
 
 def test_arrival_times() -> None:

@@ -12,13 +12,12 @@ import click
 import pytest
 
 from tenon_core.cli.bench.served_start import arguments_of
-from tenon_core.cli.flags import ENGINE_SECTIONS, config_flags, engine_config, flag_lines, flags_of
-from tenon_core.cli.main import COMMANDS, cli
+from tenon_core.cli.flags import ENGINE_SECTIONS, config_flags, engine_config, flag_lines, flags_of, surface_lines
+from tenon_core.cli.main import cli
 from tenon_core.config import SECTIONS, EngineConfig, flag
 from tenon_platforms.errors import ConfigError
 
 pytestmark = pytest.mark.unit
-WITHOUT_SERVING = [name for name in COMMANDS if name not in ("serve", "chat")]
 
 
 def parsed(*arguments: str) -> EngineConfig:
@@ -109,6 +108,21 @@ def test_a_field_that_cannot_be_a_flag_is_refused() -> None:
         flags_of(Bad)
 
 
+def test_the_servers_configuration_is_flags_of_serve() -> None:
+    from tenon_core.serving.config import ServerConfig
+
+    names = {param.name for param in cli.get_command(click.Context(cli), "serve").params}
+    assert {item.name for item in dataclasses.fields(ServerConfig)} <= names
+    assert {item.name for kind in SECTIONS.values() for item in dataclasses.fields(kind)} <= names
+
+
+def test_the_surface_names_environment_variables() -> None:
+    lines = set(surface_lines(cli))
+    assert "tenon serve --platform text [TENON_PLATFORM]" in lines
+    assert "tenon serve --api-key text ... [TENON_API_KEY]" in lines
+    assert "tenon bench host --requests integer range ..." in lines
+
+
 def test_help_shows_sections_defaults_and_environment(tenon: Callable[..., Any]) -> None:
     text = " ".join(tenon("ops", "--help").out.split())
     for words in ("Scheduler options", "[default: 256]", "TENON_PLATFORM", "--no-enable-prefix-caching"):
@@ -127,10 +141,9 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            if path != "tenon" or name in WITHOUT_SERVING:
-                inner = command.get_command(context, name)
-                assert inner is not None
-                yield from commands(inner, f"{path} {name}")
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, f"{path} {name}")
 
 
 @pytest.mark.parametrize(("path", "command"), [pytest.param(p, c, id=p) for p, c in commands(cli, "tenon")])

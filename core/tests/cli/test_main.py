@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def test_help_lists_every_command_in_a_line(tenon: Callable[..., Any]) -> None:
         assert any(row.split()[:1] == [name] and line in row for row in ran.out.splitlines()), name
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("serve", "chat")])
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help(tenon: Callable[..., Any], name: str) -> None:
     ran = tenon(name, "--help")
     assert ran.code == 0 and "--help" in ran.out
@@ -115,6 +116,15 @@ def test_unknown_model_is_a_clear_error(tenon: Callable[..., Any], command: str)
 def test_no_model_is_a_clear_error(tenon: Callable[..., Any], command: str) -> None:
     ran = tenon(command)
     assert ran.code == 2 and "no model is given" in ran.err and "pkg:" in ran.err
+
+
+def test_a_port_in_use_is_a_clear_error(tenon: Callable[..., Any]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        ran = tenon("serve", "/no/such/model", "--port", port)
+    assert ran.code == 2 and f"cannot listen on 127.0.0.1:{port}" in ran.err and "remedy: " in ran.err
 
 
 def test_main_exits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from tenon_platforms.ops.references import REFERENCES
 
 pytestmark = pytest.mark.unit
 
-# 2 x 128 x 32 (embedding, head) + final norm + 3 layers of q, k, v, o, gate, up, down and two norms
-PARAMETERS = 2 * 128 * 32 + 32 + 3 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32)
+# 2 x 258 x 32 (embedding, head) + final norm + 3 layers of q, k, v, o, gate, up, down and two norms
+PARAMETERS = 2 * 258 * 32 + 32 + 3 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32)
 KV_BYTES = 3 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head dim, float32
 
 

@@ -73,6 +73,16 @@ def test_bfloat16_round_trip() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(QUANTIZE))
+def test_quantizing_writes_the_bytes_of_the_gguf_package(name: str) -> None:
+    values = np.random.default_rng(4).standard_normal((64, 256)).astype(np.float32)
+    values[0, :32] = 0  # a block without a scale
+    values[1, :32] = np.where(np.arange(32) % 2, 2.0, -2.0)  # two extremes of one size
+    values[2, :32] = np.arange(32) * 0.5  # halves between two steps
+    expected = quants.quantize(values, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(QUANTIZE[name](torch.from_numpy(values)).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", sorted(QUANTIZE))
 def test_quantizing_loses_no_more_than_half_a_step(name: str) -> None:
     values = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
     found = dequantize(QUANTIZE[name](values), name, torch.float32)

@@ -40,6 +40,7 @@ def assert_near(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u
     """unit: the relative rounding of an operand; sums of `in` such errors grow as its root."""
     wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     scale = x.double().norm(dim=-1)[:, None] * weight.double().norm(dim=-1) + 1e-12
+    scale += 0 if bias is None else bias.double().abs()
     assert float(((found.double() - wanted).abs() / scale).max()) < unit
 
 

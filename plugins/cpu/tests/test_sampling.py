@@ -84,6 +84,13 @@ def test_equal_logits_go_to_the_lowest_ids() -> None:
     assert found[1] == 100
 
 
+@pytest.mark.parametrize("columns", [{RowColumn.TOP_P: [0.99] * 8}, {RowColumn.MIN_P: [0.5] * 8}])
+def test_a_cut_beyond_the_best_few_is_left_to_the_reference(columns: dict[RowColumn, list[float]]) -> None:
+    """Nearly flat logits: most of 5,000 tokens survive, so eight draws from the best 1,024 alone would differ."""
+    found, wanted = both(torch.randn(8, 5000) * 0.05, batch_of(8, FILTER, columns))
+    assert found == wanted
+
+
 def test_noise_is_the_contracts() -> None:
     batch = batch_of(2, DRAW, {})
     ids = torch.tensor([[0, 1, 2, 999], [7, 6, 500, 3]])

@@ -56,6 +56,7 @@ class Flag:
         return SectionedOption(
             [self.name, *declared],
             section=self.section,
+            env=self.env,
             type=self._click_type(),
             default=self.default,
             multiple=self.multiple,
@@ -74,11 +75,12 @@ class Flag:
 
 
 class SectionedOption(click.Option):
-    """An option that knows under which heading help lists it."""
+    """An option that knows under which heading help lists it, and its environment variable whoever reads it."""
 
-    def __init__(self, *args: Any, section: str = "", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, section: str = "", env: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
+        self.env = env
 
 
 class SectionedCommand(click.Command):
@@ -199,14 +201,15 @@ def engine_config(values: dict[str, Any], *, kinds: Sequence[type[Any]] = ENGINE
 
 
 def flag_lines(command: click.Command, path: str) -> Iterator[str]:
-    """One line for every flag of one command: its name, its type, `...` where it may be repeated."""
+    """One line for every flag of one command: name, type, `...` where it may be repeated, environment variable."""
     for param in command.params:
         if isinstance(param, click.Option):
             kind = "flag" if param.is_flag else param.type.name
             if isinstance(param.type, click.Choice):
                 kind = "{" + ",".join(map(str, param.type.choices)) + "}"
-            repeated = " ..." if param.multiple else ""
-            yield from (f"{path} {name} {kind}{repeated}" for name in (*param.opts, *param.secondary_opts))
+            env = getattr(param, "env", None) or param.envvar
+            more = (" ..." if param.multiple else "") + (f" [{env}]" if env else "")
+            yield from (f"{path} {name} {kind}{more}" for name in (*param.opts, *param.secondary_opts))
         else:
             yield f"{path} <{param.human_readable_name.upper()}>"
 

@@ -22,7 +22,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    table = Table(show_edge=False, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
@@ -30,6 +30,7 @@ def print_table(
     console = Console()
     if not console.is_terminal:  # a file or a pipe has no width
         console = Console(width=200)
+    console.print(Text(title, style="bold"))
     console.print(table)
 
 

@@ -11,6 +11,11 @@ from typing import Protocol
 
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
+from tenon_platforms.errors import DeviceError
+
+
+class EngineLost(DeviceError):
+    """The engine went away with requests in it; they may be sent again."""
 
 
 class EngineLink(Protocol):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ from .zmq_link import ZmqLink
 LOG = logging.getLogger(__name__)
 MAX_SOCKET_PATH = 100  # bytes; the system's limit for unix sockets is 107, or 103
 WATCH_SECONDS = 0.1
+ENGINE_COMMAND = (sys.executable, "-m", "tenon_core.engine.process")
 KINDS: dict[str, type[TenonError]] = {
     kind.__name__: kind for kind in (ConfigError, PluginError, CapacityError, DeviceError, RequestError)
 }
@@ -58,12 +59,12 @@ class EngineState(enum.Enum):
 class EngineProcess:
     """The subprocess, its private folder and the link's secret."""
 
-    def __init__(self, *, module: str = "tenon_core.engine.process") -> None:
+    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self.folder = _private_folder()
         self.address = f"ipc://{self.folder}/engine"
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            list(command),
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno() if _has_descriptor() else subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is for the parent

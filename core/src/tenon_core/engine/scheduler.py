@@ -122,6 +122,7 @@ class DefaultScheduler:
     _dirty: bool = False  # `_decodes` is out of date
     _reserved_rows: int = 0  # for samples not yet born
     _released: list[int] = field(default_factory=list)
+    _started: list[Sequence] = field(default_factory=list)  # admitted, and no step has told the runner yet
     _decoded_last: bool = False
     _refused: tuple[Sequence, int, int] | None = None  # head of the queue, free blocks and running rows at its refusal
     _num_suspects: int = 0
@@ -174,20 +175,28 @@ class DefaultScheduler:
     def schedule(self) -> Schedule | None:
         self._land()
         if self._num_suspects:
-            return self._schedule_suspect()
+            if self._table.in_flight.any():
+                return None  # alone means alone
+            if (alone := self._schedule_suspect()) is not None:
+                return alone
         wants_prefill = bool(self._prefilling or self._queue)
         decodes = NO_ROWS
         if self._limits.mix or not wants_prefill or not self._decoded_last:
             decodes = self._schedule_decodes()
         prefill_now = wants_prefill and (self._limits.mix or not len(decodes))
-        chunks, started, born = self._schedule_prefills(len(decodes)) if prefill_now else ((), (), ())
+        chunks, born = self._schedule_prefills(len(decodes)) if prefill_now else ((), ())
         if not len(decodes) and not chunks and wants_prefill and not self._limits.mix:
             decodes = self._schedule_decodes()  # nothing could be admitted: go on decoding
         self._decoded_last = len(decodes) > 0
         if not len(decodes) and not chunks:
             self._break_tie()
             return None
-        return Schedule(decodes=decodes, chunks=chunks, started=started, born=born)
+        return Schedule(decodes=decodes, chunks=chunks, started=self._take_started(), born=born)
+
+    def _take_started(self) -> tuple[Sequence, ...]:
+        """Sequences admitted since the last step, whether or not they compute something in it."""
+        started, self._started = tuple(one for one in self._started if one.is_running), []
+        return started
 
     def _break_tie(self) -> None:
         """Prompts that hold all blocks between them and wait for each other: the last comer gives its up."""
@@ -234,23 +243,21 @@ class DefaultScheduler:
                 break  # its blocks come free when its step has landed
         return rows[~np.isin(rows, short)] if len(short) else rows
 
-    def _schedule_prefills(
-        self, num_decodes: int
-    ) -> tuple[tuple[Chunk, ...], tuple[Sequence, ...], tuple[Sequence, ...]]:
+    def _schedule_prefills(self, num_decodes: int) -> tuple[tuple[Chunk, ...], tuple[Sequence, ...]]:
+        """Chunks of prompts, and the samples born with them. While suspects wait for room, nobody new comes in."""
         limits = self._limits
         budget = limits.max_tokens - num_decodes
         places = limits.max_rows - num_decodes
         if limits.max_prefills is not None:
             places = min(places, limits.max_prefills)
         chunks: list[Chunk] = []
-        started: list[Sequence] = []
         born: list[Sequence] = []
-        for sequence in list(self._prefilling):
+        for sequence in [one for one in self._prefilling if not one.is_suspect]:
             if len(chunks) < places and budget > 0 and (chunk := self._next_chunk(sequence, budget)):
                 budget -= chunk.num_tokens
                 chunks.append(chunk)
                 born += self._advance(chunk)
-        while len(chunks) < places and budget > 0 and self._queue:
+        while len(chunks) < places and budget > 0 and self._queue and not self._num_suspects:
             sequence = self._queue[0][2]
             if not limits.chunking and len(sequence.tokens) > budget:
                 break
@@ -260,14 +267,13 @@ class DefaultScheduler:
                 self._refused = (sequence, self._memory.allocator.num_free, self.num_running)
                 break
             heapq.heappop(self._queue)
-            started.append(sequence)
             admitted = self._next_chunk(sequence, budget)
             if admitted is None:
                 break
             budget -= admitted.num_tokens
             chunks.append(admitted)
             born += self._advance(admitted)
-        return tuple(chunks), tuple(started), tuple(born)
+        return tuple(chunks), tuple(born)
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk | None:
         """The next tokens of a prompt, with blocks for them and for the samples born with the last one, or None."""
@@ -343,6 +349,7 @@ class DefaultScheduler:
             sequence.num_cached = num_cached
             memory.prefix_cache.count(num_tokens, num_cached)
         self._prefilling.append(sequence)
+        self._started = [*(one for one in self._started if one is not sequence), sequence]
         self._move(sequence, SequenceState.PREFILLING)
         return True
 
@@ -475,11 +482,8 @@ class DefaultScheduler:
             self._num_suspects -= 1
 
     def _schedule_suspect(self) -> Schedule | None:
-        table = self._table
-        if table.in_flight.any():
-            return None  # alone means alone
+        """The next step of one suspect, or None where there is no room for it: then the others go on until there is."""
         running = [one for one in self._prefilling if one.is_suspect]
-        started: tuple[Sequence, ...] = ()
         if not running:
             waiting = min((entry for entry in self._queue if entry[2].is_suspect), default=None)
             if waiting is None or not self._admit(waiting[2]):
@@ -487,9 +491,8 @@ class DefaultScheduler:
             self._queue.remove(waiting)
             heapq.heapify(self._queue)
             running = [waiting[2]]
-            started = (waiting[2],)
         chunk = self._next_chunk(running[0], self._limits.max_tokens)
         if chunk is None:
             return None
         born = self._advance(chunk)
-        return Schedule(decodes=NO_ROWS, chunks=(chunk,), started=started, born=tuple(born))
+        return Schedule(decodes=NO_ROWS, chunks=(chunk,), started=self._take_started(), born=tuple(born))

@@ -74,7 +74,11 @@ def hf_config(file: GGUFFile, rope_factors: Sequence[float] | None = None) -> di
     name = architecture_of(file)
     keys = _Keys(file, name)
     heads, hidden = keys.whole("attention.head_count"), keys.whole("embedding_length")
-    head_dim = keys.whole("attention.key_length", hidden // heads or None)
+    if keys.get("attention.key_length") is None and hidden % heads:
+        raise ConfigError(
+            f"{file.path}: {name}.attention.head_count is {heads}, which does not divide the embedding_length {hidden}"
+        )
+    head_dim = keys.whole("attention.key_length", hidden // heads)
     config: dict[str, Any] = {
         "hidden_size": hidden,
         "num_hidden_layers": _layers(keys),

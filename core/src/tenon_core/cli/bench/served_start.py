@@ -16,7 +16,7 @@ from tenon_core.config import EngineConfig
 from tenon_platforms.errors import DeviceError
 
 HOST = "127.0.0.1"
-POLL_S = 0.02
+POLL_S = 0.05
 STOP_S = 15.0
 
 
@@ -25,7 +25,7 @@ def time_server(config: EngineConfig, timeout: float) -> dict[str, float]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tenon_core.cli.main", "serve", *arguments_of(config)]
+    command = [sys.executable, "-m", "tenon_core.cli.main", "serve", *arguments_of(config), "--disable-access-log"]
     with tempfile.TemporaryFile() as told:
         started = time.monotonic()
         server = subprocess.Popen([*command, "--host", HOST, "--port", str(port)], stdout=told, stderr=told)

@@ -1,6 +1,7 @@
 """`tenon bench throughput MODEL`: all requests at once into an engine in this process, tokens a second out.
 
-Tokens in, tokens out: what HTTP, templates and detokenizing cost is `bench serve`'s to tell.
+Through `LLM`, so with detokenizing; with `--engine-only` tokens in, tokens out, and no tokenizer is needed for random
+prompts. What HTTP and templates cost is `bench serve`'s to tell.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ from .options import random_ids, workload_of, workload_options
 @click.option("--warmups", type=click.IntRange(0), default=1, show_default=True, help="Untimed runs of a few requests.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Of the requests.")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Generate to the full length.")
+@click.option("--engine-only", is_flag=True, help="Tokens in, tokens out: no tokenizer, no detokenizing.")
 @click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_flags(*ENGINE_SECTIONS)
 def throughput(
-    warmups: int, temperature: float, ignore_eos: bool, percentiles: str, as_json: bool, **values: Any
+    warmups: int,
+    temperature: float,
+    ignore_eos: bool,
+    engine_only: bool,
+    percentiles: str,
+    as_json: bool,
+    **values: Any,
 ) -> None:
     """Run all requests at once, offline, and tell tokens a second."""
     shares = parse_percentiles(percentiles)
@@ -38,10 +46,11 @@ def throughput(
     offline = OfflineEngine.start(config)
     try:
         asks = offline.tokenized(random_ids(workload, offline.engine.facts.vocab_size).asks())
+        run = offline.run if engine_only else offline.run_llm
         for _ in range(warmups):
-            offline.run(asks[: max(2, len(asks) // 16)], temperature=temperature, ignore_eos=ignore_eos)
+            run(asks[: max(2, len(asks) // 16)], temperature=temperature, ignore_eos=ignore_eos)
         offline.engine.reset_prefix_cache()
-        times = offline.run(asks, temperature=temperature, ignore_eos=ignore_eos)
+        times = run(asks, temperature=temperature, ignore_eos=ignore_eos)
         facts = offline.describe()
     finally:
         offline.shutdown()

@@ -1,0 +1,149 @@
+"""The application: the table of routes, each guarded unless declared public, and what surrounds every request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tenon_core.observability.log import escaped
+from tenon_platforms.errors import CapacityError, RequestError, TenonError
+
+from . import chat, completions, info
+from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
+from .answers import REQUEST_ID_HEADER, label_from_header
+from .errors import HttpError, error_response, http_error
+from .services import Services
+
+LOG = logging.getLogger(__name__)
+Endpoint = Callable[[Request], Awaitable[Response]]
+Maker = Callable[[Services], Endpoint]
+MAX_LOGGED = 200
+# (method, path, maker, whether it is public). The one list of routes; a test holds it against tests/surfaces.
+TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
+    ("POST", "/v1/completions", completions.handler, False),
+    ("POST", "/v1/chat/completions", chat.handler, False),
+    ("GET", "/v1/models", info.models, False),
+    ("GET", "/v1/models/{name:path}", info.model, False),
+    ("GET", "/health", info.health, True),
+    ("GET", "/ready", info.ready, False),
+    ("GET", "/metrics", info.metrics, False),
+    ("GET", "/version", info.version_of, False),
+    ("POST", "/tokenize", info.tokenize, False),
+    ("POST", "/detokenize", info.detokenize, False),
+)
+
+
+def routes() -> list[str]:
+    """Methods and paths: the frozen surface."""
+    return [f"{method} {path}" for method, path, _, _ in TABLE]
+
+
+def make_app(services: Services) -> ASGIApp:
+    """The application over its services."""
+    config = services.config
+    keys = Keys(config.api_key)
+    table = [
+        GuardedRoute(path, told(maker(services), services), methods=[method], keys=keys, is_public=is_public)
+        for method, path, maker, is_public in TABLE
+    ]
+    app: ASGIApp = Router(routes=table, redirect_slashes=False, default=GuardedNotFound(keys=keys))
+    if config.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID_HEADER],
+            expose_headers=[REQUEST_ID_HEADER],
+        )
+    return Surround(
+        app=app,
+        hosts=HostRule.of(config.host, config.allowed_hosts),
+        logs=not config.disable_access_log,
+    )
+
+
+def told(endpoint: Endpoint, services: Services) -> Endpoint:
+    """The endpoint with every error turned into an answer, and unexpected ones logged once."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except (HttpError, RequestError, CapacityError) as error:
+            services.metrics.refused()
+            return error_response(http_error(error))
+        except TenonError as error:
+            LOG.error("request %s failed: %s", request.scope.get("tenon.request_id"), error.message)
+            return error_response(http_error(error))
+        except HTTPException as error:  # the framework's own
+            return error_response(HttpError(error.status_code, str(error.detail)))
+        except Exception as error:  # noqa: BLE001 - a bug of ours: logged with its cause, told without it
+            LOG.exception("request %s failed", request.scope.get("tenon.request_id"))
+            return error_response(http_error(error))
+
+    return answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surround:
+    """Around every request: an id, the Host rule, a log line."""
+
+    app: ASGIApp
+    hosts: HostRule
+    logs: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # websockets and life span are not served
+            return
+        headers = Headers(scope=scope)
+        label = scope["tenon.request_id"] = label_from_header(headers.get(REQUEST_ID_HEADER))
+        began = time.monotonic()
+        status = 0
+
+        async def labelled_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = label
+            await send(message)
+
+        try:
+            self.hosts.check(headers)
+        except HttpError as error:
+            await error_response(error)(scope, receive, labelled_send)
+        else:
+            await self.app(scope, receive, labelled_send)
+        finally:
+            if self.logs:
+                self._log(scope, status, time.monotonic() - began)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        client = scope.get("client") or ("?", 0)
+        is_probe = scope["path"] == "/health"  # asked for all the time
+        LOG.log(
+            logging.DEBUG if is_probe else logging.INFO,
+            "%s %s %s %s %d %.1f ms",
+            scope["tenon.request_id"],
+            client[0],
+            scope["method"],
+            escaped(scope["path"], cap=MAX_LOGGED),
+            status,
+            seconds * 1000,
+        )
+
+
+def guarded_routes(app: Any) -> Sequence[GuardedRoute]:
+    """The routes of an application made here, for tests that sweep them."""
+    while not isinstance(app, Router):
+        app = app.app
+    return [route for route in app.routes if isinstance(route, GuardedRoute)]

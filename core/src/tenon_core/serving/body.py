@@ -1,0 +1,110 @@
+"""Request bodies: read under a byte cap and a deadline, parsed as JSON under a depth cap, no NaN, no double keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import HttpError
+
+MAX_DEPTH = 32
+MAX_DIGITS = 64
+IN_THREAD_BYTES = 64 * 2**10
+
+
+async def read_object(request: Request, *, max_bytes: int, seconds: float) -> dict[str, Any]:
+    """The JSON object of a request's body. Raises `HttpError` with 400, 408, 413 or 415."""
+    check_headers(request, max_bytes)
+    try:
+        body = await asyncio.wait_for(_read(request, max_bytes), seconds)
+    except asyncio.TimeoutError:
+        raise HttpError(408, f"the body did not arrive within {seconds:g} s", headers={"Connection": "close"}) from None
+    if len(body) < IN_THREAD_BYTES:
+        return parse_object(body)
+    return await asyncio.to_thread(parse_object, body)
+
+
+def check_headers(request: Request, max_bytes: int) -> None:
+    """Refuse what need not be read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpError(415, "the body must be JSON: send `Content-Type: application/json`")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise HttpError(415, "compressed bodies are not taken")
+    length = request.headers.get("content-length")
+    if length is not None and length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
+        raise too_large(max_bytes)
+
+
+def too_large(max_bytes: int) -> HttpError:
+    """413."""
+    return HttpError(413, f"the body is larger than {max_bytes} bytes", headers={"Connection": "close"})
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > max_bytes:
+                raise too_large(max_bytes)
+    except ClientDisconnect:
+        raise HttpError(400, "the client went away") from None
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises `HttpError` (400)."""
+    try:
+        value = json.loads(
+            body.decode("utf-8"), parse_constant=_no_constant, parse_int=_int, object_pairs_hook=_unique
+        )
+    except RecursionError:
+        raise HttpError(400, f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
+    except UnicodeDecodeError:
+        raise HttpError(400, "the body is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise HttpError(400, f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
+    except ValueError as error:  # from the hooks below
+        raise HttpError(400, f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    if is_deeper(value, MAX_DEPTH):
+        raise HttpError(400, f"the JSON is nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether lists and objects nest more than `limit` deep; level by level, without recursion."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for one in level
+            for child in (one.values() if isinstance(one, dict) else one)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a whole number of more than {MAX_DIGITS} digits")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("an object names a key twice")
+    return result

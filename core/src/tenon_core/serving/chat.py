@@ -1,0 +1,185 @@
+"""POST /v1/chat/completions: a conversation through the model's template, one answer or several."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tenon_core.client.generation import ActiveRequest
+from tenon_core.client.samples import SampleDelta
+from tenon_core.sampling.params import SamplingParams
+from tenon_platforms.errors import RequestError
+
+from .answers import Head, json_response, label_of, labelled
+from .body import read_object
+from .logprobs import chat_logprobs, prompt_positions
+from .protocol import ChatFields, parse
+from .services import Services, Work, unless_gone
+from .sse import ENCODER, Pieces, stream_response, usage_of
+
+ROLE = "assistant"
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """One call: its fields, its head, and the request that runs for it."""
+
+    services: Services
+    fields: ChatFields
+    head: Head
+    work: Work
+
+    @property
+    def request(self) -> ActiveRequest:
+        """The one request."""
+        return self.work.requests[0]
+
+    def usage(self) -> dict[str, Any]:
+        """Counts of tokens."""
+        output = self.request.output
+        num_output = sum(len(sample.token_ids) for sample in output.outputs)
+        return usage_of(len(output.prompt_token_ids), num_output, output.num_cached_tokens)
+
+    def logprobs(self, positions: Any) -> dict[str, Any] | None:
+        """Log-probabilities as JSON, where they were asked for."""
+        vocabulary = self.services.vocabulary
+        if not self.fields.logprobs or vocabulary is None:
+            return None
+        return chat_logprobs(positions, vocabulary, self.fields.top_logprobs or 0)
+
+
+def handler(services: Services) -> Any:
+    """The route's function."""
+
+    async def chat_completions(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields = parse(ChatFields, body)
+        head = Head(
+            id=f"chatcmpl-{label_of(request)}", object="chat.completion", model=services.check_model(fields.model)
+        )
+        generation, _ = services.ready_generation()
+        _, conversation = services.ready_tokenizer()
+        params = chat_params(fields)
+        encoded = await unless_gone(
+            request,
+            conversation.encode_async(
+                fields.messages,
+                add_generation_prompt=fields.add_generation_prompt is not False,
+                variables=fields.chat_template_kwargs or {},
+            ),
+        )
+        work = Work.start(generation, [encoded], params, is_watched=bool(fields.stream), **labelled(fields, request))
+        call = Chat(services=services, fields=fields, head=head, work=work)
+        return await (streamed(request, call) if fields.stream else whole(request, call))
+
+    return chat_completions
+
+
+def chat_params(fields: ChatFields) -> SamplingParams:
+    """The engine's parameters. Without a limit an answer may go on to the end of the context."""
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise RequestError("top_logprobs is given without logprobs: set logprobs to true", param="top_logprobs")
+    if None not in (fields.max_tokens, fields.max_completion_tokens) and (
+        fields.max_tokens != fields.max_completion_tokens
+    ):
+        raise RequestError("max_tokens and max_completion_tokens differ: give one", param="max_completion_tokens")
+    limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    count = (fields.top_logprobs or 0) if fields.logprobs else None
+    try:
+        params = fields.sampling(logprobs=count, max_tokens=max(fields.min_tokens or 0, 1) if limit is None else limit)
+    except RequestError as error:
+        if error.param == "logprobs":  # the engine's name for the chat API's field
+            raise RequestError(f"top_{error.message}", param="top_logprobs") from None
+        raise
+    return msgspec.structs.replace(params, max_tokens=None) if limit is None else params
+
+
+async def whole(request: Request, call: Chat) -> Response:
+    """The answer in one piece."""
+    try:
+        await unless_gone(request, call.work.finish())
+    finally:
+        call.work.abort()
+    output = call.request.output
+    choices = []
+    for sample in call.request.samples:
+        choice: dict[str, Any] = {
+            "index": sample.output.index,
+            "message": {"role": ROLE, "content": sample.output.text},
+            "logprobs": call.logprobs(sample.position_logprobs),
+            "finish_reason": sample.output.finish_reason,
+            "stop_reason": sample.output.stop_reason,
+        }
+        if call.fields.return_token_ids:
+            choice["token_ids"] = sample.output.token_ids
+        choices.append(choice)
+    answer: dict[str, Any] = {**call.head.whole(), "choices": choices, "usage": call.usage()}
+    if call.fields.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_positions(output.prompt_logprobs)
+    if call.fields.return_token_ids:
+        answer["prompt_token_ids"] = output.prompt_token_ids
+    return json_response(answer, request)
+
+
+async def streamed(request: Request, call: Chat) -> Response:
+    """The answer as it comes. Refusals of the engine still have their own status."""
+    try:
+        await unless_gone(request, call.work.first_news())
+    except BaseException:
+        call.work.abort()
+        raise
+    return stream_response(pieces(call), call.head.headers(request))
+
+
+async def pieces(call: Chat) -> AsyncIterator[bytes]:
+    """The stream's events: a role for each choice, then text, then the counts if asked for."""
+    made = Pieces(replace(call.head, object="chat.completion.chunk").whole())
+    begun: set[int] = set()
+    try:
+        async for deltas in call.work.deltas(call.services.config.stream_interval):
+            for _, delta in deltas:
+                if delta.index not in begun:
+                    begun.add(delta.index)
+                    yield made.of(opening(call, delta.index))
+                yield made.of(piece(call, delta))
+        if call.fields.wants_usage:
+            yield made.usage(call.usage())
+    finally:
+        call.work.abort()
+
+
+def opening(call: Chat, index: int) -> bytes:
+    """A choice's first event: who speaks."""
+    found: dict[str, Any] = {
+        "index": index, "delta": {"role": ROLE, "content": ""}, "logprobs": None, "finish_reason": None,
+    }  # fmt: skip
+    if call.fields.return_token_ids:
+        found["prompt_token_ids"] = call.request.output.prompt_token_ids
+    return ENCODER.encode(found)
+
+
+def piece(call: Chat, delta: SampleDelta) -> bytes:
+    """One piece of one choice; the plain case, text alone, is put together from bytes."""
+    if delta.finish_reason is None and not call.fields.logprobs and not call.fields.return_token_ids:
+        return (
+            b'{"index":%d,"delta":{"content":' % delta.index
+            + ENCODER.encode(delta.text)
+            + b'},"logprobs":null,"finish_reason":null}'
+        )
+    found: dict[str, Any] = {
+        "index": delta.index,
+        "delta": {"content": delta.text} if delta.text or delta.finish_reason is None else {},
+        "logprobs": call.logprobs(delta.logprobs),
+        "finish_reason": delta.finish_reason,
+    }
+    if delta.finish_reason is not None:
+        found["stop_reason"] = delta.stop_reason
+    if call.fields.return_token_ids:
+        found["token_ids"] = delta.token_ids
+    return ENCODER.encode(found)

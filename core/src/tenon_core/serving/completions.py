@@ -1,0 +1,232 @@
+"""POST /v1/completions: prompts as text or token ids, several at once, echoed if asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tenon_core.client.generation import ActiveRequest
+from tenon_core.client.samples import SampleDelta
+from tenon_core.client.tokenizer import ClientTokenizer
+from tenon_core.sampling.validate import ModelFacts
+from tenon_platforms.errors import RequestError
+
+from .answers import Head, json_response, label_of, labelled
+from .body import read_object
+from .logprobs import CompletionLogprobs, joined, prompt_positions
+from .protocol import CompletionFields, Prompt, parse
+from .services import Services, Work, unless_gone
+from .sse import ENCODER, Pieces, stream_response, usage_of
+
+DEFAULT_MAX_TOKENS = 16
+Prompts = list[tuple[str | None, list[int]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """One call: its fields, its head, and the requests that run for it. Choice index = prompt * n + sample."""
+
+    services: Services
+    fields: CompletionFields
+    head: Head
+    work: Work
+    n: int
+
+    def index(self, request: ActiveRequest, sample_index: int) -> int:
+        """The choice's index."""
+        place = next(place for place, one in enumerate(self.work.requests) if one is request)
+        return place * self.n + sample_index
+
+    def echoed_text(self, request: ActiveRequest) -> str:
+        """The prompt as text."""
+        output = request.output
+        if output.prompt is not None:
+            return output.prompt
+        assert self.services.tokenizer is not None
+        return self.services.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    def usage(self) -> dict[str, Any]:
+        """Counts of tokens over all prompts."""
+        requests = self.work.requests
+        return usage_of(
+            sum(len(request.output.prompt_token_ids) for request in requests),
+            sum(len(sample.output.token_ids) for request in requests for sample in request.samples),
+            sum(request.output.num_cached_tokens for request in requests),
+        )
+
+    def logprobs(self, request: ActiveRequest) -> CompletionLogprobs | None:
+        """What turns one sample's log-probabilities into JSON."""
+        if self.fields.logprobs is None or self.services.vocabulary is None:
+            return None
+        offset = 0 if self.fields.echo else len(self.echoed_text(request))
+        return CompletionLogprobs(self.services.vocabulary, self.fields.logprobs, offset=offset)
+
+
+def handler(services: Services) -> Any:
+    """The route's function."""
+
+    async def completions(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields = parse(CompletionFields, body)
+        head = Head(
+            id=f"cmpl-{label_of(request)}", object="text_completion", model=services.check_model(fields.model)
+        )
+        generation, facts = services.ready_generation()
+        tokenizer, _ = services.ready_tokenizer()
+        params = fields.sampling(
+            max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+            logprobs=fields.logprobs,
+            prompt_logprobs=fields.logprobs if fields.echo and fields.prompt_logprobs is None else fields.prompt_logprobs,
+        )
+        check_fan_out(fields.prompt, params.n, facts)
+        prompts = await unless_gone(
+            request, encoded(fields.prompt, tokenizer, add_special_tokens=fields.add_special_tokens is not False)
+        )
+        work = Work.start(
+            generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request)
+        )
+        call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
+        return await (streamed(request, call) if fields.stream else whole(request, call))
+
+    return completions
+
+
+def check_fan_out(prompt: Prompt, n: int, facts: ModelFacts) -> None:
+    """Refuse more sequences than a call may have, before anything is copied or encoded."""
+    count = len(prompt) if is_many(prompt) else 1
+    if count == 0:
+        raise RequestError("prompt is empty: at least one is needed", param="prompt")
+    if count > facts.max_prompt_batch:
+        raise RequestError(
+            f"prompt holds {count} prompts: at most {facts.max_prompt_batch} are allowed", param="prompt"
+        )
+    if count * n > facts.max_fan_out:
+        raise RequestError(
+            f"{count} prompts times n = {n} are {count * n} sequences: at most {facts.max_fan_out} are allowed", param="n"
+        )
+
+
+def is_many(prompt: Prompt) -> bool:
+    """Whether it is a list of prompts."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
+
+
+async def encoded(prompt: Prompt, tokenizer: ClientTokenizer, *, add_special_tokens: bool) -> Prompts:
+    """[(text or None, token ids)]."""
+    many: Sequence[Any] = prompt if is_many(prompt) else [prompt]
+    found: Prompts = []
+    for one in many:
+        if isinstance(one, str):
+            found.append((one, await tokenizer.encode_async(one, add_special_tokens=add_special_tokens)))
+            if len(many) > 1:
+                await asyncio.sleep(0)  # others have their turn between two of many prompts
+        else:
+            found.append((None, one))
+    return found
+
+
+async def whole(request: Request, call: Completion) -> Response:
+    """The answer in one piece."""
+    try:
+        await unless_gone(request, call.work.finish())
+    finally:
+        call.work.abort()
+    choices = [choice(call, one, index) for one in call.work.requests for index in range(call.n)]
+    return json_response({**call.head.whole(), "choices": choices, "usage": call.usage()}, request)
+
+
+def choice(call: Completion, request: ActiveRequest, sample_index: int) -> dict[str, Any]:
+    """One finished sample."""
+    sample, output, fields = request.samples[sample_index], request.output.outputs[sample_index], call.fields
+    shape = call.logprobs(request)
+    logprobs = None
+    if shape is not None:
+        logprobs = shape.of(()) if not fields.echo else echoed_logprobs(request, shape)
+        logprobs = joined(logprobs, shape.of(sample.position_logprobs))
+    found: dict[str, Any] = {
+        "index": call.index(request, sample_index),
+        "text": call.echoed_text(request) + output.text if fields.echo else output.text,
+        "logprobs": logprobs,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+    }
+    if fields.prompt_logprobs is not None:
+        found["prompt_logprobs"] = prompt_positions(request.output.prompt_logprobs)
+    if fields.return_token_ids:
+        found["token_ids"] = output.token_ids
+        found["prompt_token_ids"] = request.output.prompt_token_ids
+    return found
+
+
+def echoed_logprobs(request: ActiveRequest, shape: CompletionLogprobs) -> dict[str, Any]:
+    """Log-probabilities of the prompt."""
+    positions = request.output.prompt_logprobs or [None] * len(request.output.prompt_token_ids)
+    return shape.echoed(request.output.prompt_token_ids, positions)
+
+
+async def streamed(request: Request, call: Completion) -> Response:
+    """The answer as it comes. Refusals of the engine still have their own status."""
+    try:
+        await unless_gone(request, call.work.first_news())
+    except BaseException:
+        call.work.abort()
+        raise
+    return stream_response(pieces(call), call.head.headers(request))
+
+
+async def pieces(call: Completion) -> AsyncIterator[bytes]:
+    """The stream's events."""
+    shapes: dict[int, CompletionLogprobs | None] = {}
+    made = Pieces(call.head.whole())
+    try:
+        async for deltas in call.work.deltas(call.services.config.stream_interval):
+            for request, delta in deltas:
+                key = call.index(request, delta.index)
+                if key not in shapes:
+                    shapes[key] = call.logprobs(request)
+                    yield made.of(ENCODER.encode(piece(call, request, delta, shapes[key], key, is_first=True)))
+                else:
+                    yield made.of(ENCODER.encode(piece(call, request, delta, shapes[key], key, is_first=False)))
+        if call.fields.wants_usage:
+            yield made.usage(call.usage())
+    finally:
+        call.work.abort()
+
+
+def piece(
+    call: Completion,
+    request: ActiveRequest,
+    delta: SampleDelta,
+    shape: CompletionLogprobs | None,
+    index: int,
+    *,
+    is_first: bool,
+) -> dict[str, Any]:
+    """One piece of one sample. The first one brings the echoed prompt."""
+    fields, text, logprobs = call.fields, delta.text, None
+    echoes = is_first and bool(fields.echo)
+    if echoes:
+        text = call.echoed_text(request) + text
+    if shape is not None:
+        before = echoed_logprobs(request, shape) if echoes else shape.of(())
+        logprobs = joined(before, shape.of(delta.logprobs))
+    found: dict[str, Any] = {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": delta.finish_reason,
+        "stop_reason": delta.stop_reason,
+    }
+    if fields.prompt_logprobs is not None and is_first:
+        found["prompt_logprobs"] = prompt_positions(request.output.prompt_logprobs)
+    if fields.return_token_ids:
+        found["token_ids"] = delta.token_ids
+        if is_first:
+            found["prompt_token_ids"] = request.output.prompt_token_ids
+    return found

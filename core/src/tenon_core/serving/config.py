@@ -1,0 +1,96 @@
+"""`ServerConfig`: what an operator can ask of the HTTP server. Flags are generated from it, as from `EngineConfig`."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenon_core.config import flag
+from tenon_platforms.errors import ConfigError
+
+MIN_KEY_LENGTH = 1
+MAX_KEY_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Address, keys, limits of the server."""
+
+    host: str = flag("127.0.0.1", "address to listen on; only this machine unless said otherwise")
+    port: int = flag(8000, "TCP port to listen on")
+    api_key: tuple[str, ...] = flag(
+        (), "key that clients must send; may be repeated (the environment keeps it out of process lists)",
+        env="TENON_API_KEY",
+    )  # fmt: skip
+    served_model_name: tuple[str, ...] = flag((), "name of the model for clients; may be repeated; default: as given")
+    chat_template: str | None = flag(None, "file with a chat template, instead of the model's own")
+    allowed_origins: tuple[str, ...] = flag((), "browser origin that may call the server; may be repeated")
+    allowed_hosts: tuple[str, ...] = flag((), "further Host name by which browsers may reach it; may be repeated")
+    ssl_certfile: str | None = flag(None, "TLS certificate, in PEM form")
+    ssl_keyfile: str | None = flag(None, "TLS private key, in PEM form")
+    max_body_bytes: int = flag(32 * 2**20, "greatest size of a request's body")
+    header_timeout: float = flag(10.0, "seconds in which a request's headers must arrive")
+    body_timeout: float = flag(60.0, "seconds in which a request's body must arrive")
+    keep_alive_timeout: int = flag(5, "seconds after which an idle connection is closed")
+    max_connections: int = flag(4096, "greatest number of connections; more are answered 503")
+    drain_seconds: int = flag(30, "seconds that running requests have to finish when the server is told to stop")
+    stall_seconds: float = flag(4.0, "seconds of silence after which the engine counts as stalled and /health says so")
+    stall_kill_seconds: float = flag(60.0, "seconds of silence after which the engine is ended and started again")
+    stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    disable_access_log: bool = flag(False, "no log line for each request")
+
+    def check(self) -> None:
+        """Raise `ConfigError` for values that cannot be."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}: it lies between 0 and 65535")
+        for name in ("max_body_bytes", "keep_alive_timeout", "max_connections", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("header_timeout", "body_timeout", "stall_seconds", "stall_kill_seconds"):
+            if not 0 < getattr(self, name) < 86400:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be more than 0 and less than a day")
+        if self.drain_seconds < 0:
+            raise ConfigError(f"drain_seconds is {self.drain_seconds}: it must not be negative")
+        if self.stall_kill_seconds < self.stall_seconds:
+            raise ConfigError("stall_kill_seconds is less than stall_seconds")
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        for place, key in enumerate(self.api_key):
+            printable = key.isascii() and key.isprintable() and " " not in key
+            if not printable or not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
+                raise ConfigError(
+                    f"api key {place + 1} is empty, too long, or has characters beyond printable ASCII",
+                    remedy='make one with: python -c "import secrets; print(secrets.token_urlsafe())"',
+                )
+        for origin in self.allowed_origins:
+            if origin == "*" or "://" not in origin:
+                raise ConfigError(
+                    f"allowed origin {origin!r}: expected one like https://example.net (a wildcard would let any page"
+                    " in a browser use this server)"
+                )
+        for name in self.served_model_name:
+            if not name or not name.isprintable() or len(name) > 256:
+                raise ConfigError(f"served model name {name!r:.80} must be a printable text of at most 256 characters")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("--ssl-certfile and --ssl-keyfile belong together: give both")
+        for path in (self.ssl_certfile, self.ssl_keyfile):
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"TLS file {path} does not exist")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.ssl_certfile else 'http'}://{host}:{self.port}"

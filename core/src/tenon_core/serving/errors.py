@@ -1,0 +1,83 @@
+"""Errors as clients see them: OpenAI's shape for every status, never a path, a traceback or a Python object."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from tenon_core.client.link import EngineLost
+from tenon_platforms.errors import CapacityError, RequestError, TenonError
+
+LOG = logging.getLogger(__name__)
+MAX_MESSAGE = 1000
+RETRY_AFTER_SECONDS = 1
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class HttpError(Exception):
+    """An answer other than success. headers: further ones of the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
+
+
+def http_error(error: BaseException) -> HttpError:
+    """Any error as an answer. What is not meant for clients is logged by whoever caught it, and told in general terms."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, RequestError):
+        return HttpError(400, error.message, param=error.param)
+    if isinstance(error, CapacityError):
+        return HttpError(429, error.message, code="overloaded", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+    if isinstance(error, EngineLost):
+        return HttpError(503, error.message, code="engine_lost", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+    if isinstance(error, TenonError):
+        return HttpError(500, "the engine failed while it worked on this request; the server's log has the cause")
+    return HttpError(500, "internal error; the server's log has the cause")
+
+
+def not_ready(state: str) -> HttpError:
+    """The engine cannot take requests now."""
+    return HttpError(
+        503, f"the engine is {state}: try again later", code="not_ready", headers={"Retry-After": str(RETRY_AFTER_SECONDS)}
+    )
+
+
+def error_body(error: HttpError) -> dict[str, Any]:
+    """The JSON object of an error."""
+    message = error.message if len(error.message) <= MAX_MESSAGE else error.message[:MAX_MESSAGE] + "..."
+    message = message.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
+    kind = TYPES.get(error.status, "server_error")
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code or error.status}}
+
+
+def error_response(error: HttpError) -> Response:
+    """An error as a whole response."""
+    return Response(
+        msgspec.json.encode(error_body(error)), error.status, headers=error.headers, media_type="application/json"
+    )

@@ -1,0 +1,106 @@
+"""The HTTP/1.1 protocol of the server with limits that come before any parsing cost: headers' bytes, number and time.
+
+Errors at this level close the connection. HTTP parsing itself is llhttp's, through httptools and uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .errors import HttpError, error_body
+
+MAX_HEADER_BYTES = 64 * 2**10  # request line and headers together
+MAX_HEADERS = 128
+DEFAULT_HEADER_SECONDS = 10.0
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. header_seconds: set on a subclass by the server's configuration."""
+
+    header_seconds = DEFAULT_HEADER_SECONDS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._in_headers = True
+        self._num_header_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            if self._deadline is None:
+                self._expect_headers()
+            self._num_header_bytes += len(data)
+            # A body may come along in the same piece: only a header that did not end is surely too long.
+        super().data_received(data)
+        if self._in_headers and self._num_header_bytes > MAX_HEADER_BYTES:
+            self._refuse(HttpError(431, f"the headers are longer than {MAX_HEADER_BYTES} bytes"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._num_header_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= MAX_HEADERS or len(name) + len(value) > MAX_HEADER_BYTES:
+            self._refuse(HttpError(431, f"there are more than {MAX_HEADERS} headers, or too long ones"))
+            return
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._num_header_bytes = 0
+        self._cancel()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None and not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_headers = True  # of the next request
+        if self.cycle is not None and not self.transport.is_closing():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HttpError(400, "the request is not valid HTTP"))
+
+    def _expect_headers(self) -> None:
+        self._deadline = self.loop.call_later(self.header_seconds, self._late)
+
+    def _cancel(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        if self._in_headers and not self.transport.is_closing():
+            self._refuse(HttpError(408, f"the headers did not arrive within {self.header_seconds:g} s"))
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer and close; once a response has begun there is nothing left to say."""
+        if self.transport.is_closing():
+            return
+        self._cancel()
+        has_begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not has_begun:
+            body = msgspec.json.encode(error_body(error))
+            head = (
+                b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            )
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+
+def protocol_class(header_seconds: float) -> type[Any]:
+    """The protocol with a time for headers."""
+    return type("ServedProtocol", (LimitedProtocol,), {"header_seconds": header_seconds})

@@ -1,0 +1,153 @@
+"""The routes that do not generate: models, health, metrics, version, tokenize and detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from importlib_metadata import PackageNotFoundError, version
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tenon_platforms.errors import RequestError
+
+from .answers import json_response
+from .body import read_object
+from .protocol import DetokenizeFields, TokenizeFields, parse
+from .services import Services, unless_gone
+
+
+def health(services: Services) -> Any:
+    """GET /health: 200 while the engine's loop is alive, else 503 and why."""
+
+    async def get_health(request: Request) -> Response:
+        if services.is_ready:
+            return json_response({"status": "ok"})
+        state = "shutting down" if services.is_draining else services.state()
+        state = "starting" if state == "ready" else state
+        return json_response({"status": state}, status=503)
+
+    return get_health
+
+
+def ready(services: Services) -> Any:
+    """GET /ready: the same for load balancers, with a reason in the error's shape."""
+
+    async def get_ready(request: Request) -> Response:
+        services.ready_generation()
+        services.ready_tokenizer()
+        return json_response({"status": "ready", "model": services.model_names[0]})
+
+    return get_ready
+
+
+def models(services: Services) -> Any:
+    """GET /v1/models."""
+
+    async def get_models(request: Request) -> Response:
+        facts = services.facts
+        longest = None if facts is None else facts.max_model_len
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": services.created,
+                "owned_by": "tenon",
+                "root": services.model_names[0],
+                "parent": None,
+                "max_model_len": longest,
+            }
+            for name in services.model_names
+        ]
+        return json_response({"object": "list", "data": data})
+
+    return get_models
+
+
+def model(services: Services) -> Any:
+    """GET /v1/models/NAME."""
+
+    async def get_model(request: Request) -> Response:
+        name = services.check_model(request.path_params["name"])
+        found: dict[str, Any] = {"id": name, "object": "model", "created": services.created, "owned_by": "tenon"}
+        return json_response(found)
+
+    return get_model
+
+
+def metrics(services: Services) -> Any:
+    """GET /metrics, for Prometheus."""
+
+    async def get_metrics(request: Request) -> Response:
+        services.metrics.set_up(services.is_ready)
+        body, kind = services.metrics.render()
+        return Response(body, headers={"content-type": kind})
+
+    return get_metrics
+
+
+def version_of(services: Services) -> Any:
+    """GET /version."""
+    try:
+        found = version("tenon-core")
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        found = "unknown"
+
+    async def get_version(request: Request) -> Response:
+        return json_response({"version": found})
+
+    return get_version
+
+
+def tokenize(services: Services) -> Any:
+    """POST /tokenize: a prompt's, or a conversation's, token ids."""
+
+    async def post_tokenize(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields = parse(TokenizeFields, body)
+        services.check_model(fields.model)
+        tokenizer, conversation = services.ready_tokenizer()
+        if (fields.prompt is None) == (fields.messages is None):
+            raise RequestError("give either prompt or messages", param="prompt")
+        if fields.prompt is not None:
+            adds = fields.add_special_tokens is not False
+            ids = await unless_gone(request, tokenizer.encode_async(fields.prompt, add_special_tokens=adds))
+        else:
+            assert fields.messages is not None
+            _, ids = await unless_gone(
+                request,
+                conversation.encode_async(
+                    fields.messages,
+                    add_generation_prompt=fields.add_generation_prompt is not False,
+                    variables=fields.chat_template_kwargs or {},
+                ),
+            )
+        longest = None if services.facts is None else services.facts.max_model_len
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": longest, "tokens": ids}
+        if fields.return_token_strs and services.vocabulary is not None:
+            answer["token_strs"] = [services.vocabulary.text(token) for token in ids]
+        return json_response(answer)
+
+    return post_tokenize
+
+
+def detokenize(services: Services) -> Any:
+    """POST /detokenize: the text of token ids."""
+
+    async def post_detokenize(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields = parse(DetokenizeFields, body)
+        services.check_model(fields.model)
+        tokenizer, _ = services.ready_tokenizer()
+        limit = tokenizer.vocab_size if services.facts is None else services.facts.vocab_size
+        outside = next((token for token in fields.tokens if token >= limit), None)
+        if outside is not None:
+            raise RequestError(f"tokens holds {outside}: token ids lie between 0 and {limit - 1}", param="tokens")
+        text = await asyncio.to_thread(tokenizer.decode, fields.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text})
+
+    return post_detokenize
+
+

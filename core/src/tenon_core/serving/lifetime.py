@@ -1,0 +1,244 @@
+"""The server's life in one event loop: the engine's start beside the web server's, readiness, draining, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tenon_core.client.conversation import Conversation
+from tenon_core.client.detokenizer import TokenBytes
+from tenon_core.client.generation import Generation
+from tenon_core.client.link import EngineLost
+from tenon_core.client.model_files import ModelFiles, open_model_files, resolve_path
+from tenon_core.client.supervisor import EngineProcess, EngineState, Supervisor
+from tenon_core.client.templates import ChatTemplate
+from tenon_core.config import EngineConfig
+from tenon_core.engine.messages import Ready, StepUpdate
+from tenon_core.observability.metrics import EngineMetrics
+from tenon_platforms.errors import DeviceError, TenonError
+
+from .app import make_app
+from .config import ServerConfig
+from .http_protocol import protocol_class
+from .services import Services
+
+LOG = logging.getLogger(__name__)
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which says when it begins to stop, and leaves the ending of the process to us."""
+
+    services: Services | None = None
+    was_interrupted = False
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle the signals that ask for an end; unlike uvicorn's own, without raising them again afterwards."""
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {one: signal.signal(one, self.handle_exit) for one in signals}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.services is not None:
+            self.services.is_draining = True
+        self.was_interrupted |= sig == signal.SIGINT
+        super().handle_exit(sig, frame)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lifetime:
+    """Puts the parts together as they come up."""
+
+    engine_config: EngineConfig
+    server_config: ServerConfig
+    process: EngineProcess
+    began: float
+    services: Services = field(init=False)
+    supervisor: Supervisor | None = None
+    server: Server = field(init=False)
+    error: TenonError | None = None
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        given = self.engine_config.model.model
+        names = self.server_config.served_model_name or (served_name(given),)
+        self.services = Services(
+            config=self.server_config,
+            model_names=names,
+            aliases=frozenset({given}) if not self.server_config.served_model_name else frozenset(),
+            metrics=EngineMetrics(names[0]),
+            state=self._state,
+        )
+
+    def _state(self) -> str:
+        supervisor = self.supervisor
+        return (EngineState.STARTING if supervisor is None else supervisor.state).value
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve to the end; `error` says why, where it was not asked for."""
+        config = self.server_config
+        self.server = Server(
+            uvicorn.Config(
+                make_app(self.services),
+                http=protocol_class(config.header_timeout),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=config.max_connections,
+                timeout_keep_alive=config.keep_alive_timeout,
+                timeout_graceful_shutdown=config.drain_seconds,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+            )
+        )
+        self.server.services = self.services
+        starter = asyncio.get_running_loop().create_task(self._start())
+        try:
+            await self.server.serve(sockets=[listener])
+        finally:
+            starter.cancel()
+            with suppress(asyncio.CancelledError):
+                await starter
+            if self.services.conversation is not None:
+                self.services.conversation.close()
+            if self.supervisor is not None:
+                await self.supervisor.stop()
+            else:
+                self.process.kill()
+                self.process.close(patience=0)
+
+    async def _start(self) -> None:
+        """Bring everything up, then wait for the engine's end, which should not come."""
+        try:
+            path = await asyncio.to_thread(resolve_path, self.engine_config)
+            self.supervisor = Supervisor(
+                config=replace(self.engine_config, model=replace(self.engine_config.model, model=str(path))),
+                on_update=self._take,
+                on_lost=self._lose,
+                on_stats=self.services.metrics.take_snapshot,
+                on_ready=self._connect,
+                stall_seconds=self.server_config.stall_seconds,
+                kill_seconds=self.server_config.stall_kill_seconds,
+                log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
+            )
+            self.supervisor.start(self.process)
+            files = await asyncio.to_thread(
+                open_model_files, self.engine_config, path=path, template=self.server_config.chat_template
+            )
+            await asyncio.to_thread(self._open, files)
+            self._announce()
+            await self.supervisor.ended.wait()
+            raise self.supervisor.failure or DeviceError("the engine ended")
+        except TenonError as error:
+            self.error = error
+        except OSError as error:
+            self.error = DeviceError(f"the start failed: {error}")
+        self.server.should_exit = True
+
+    def _open(self, files: ModelFiles) -> None:
+        services = self.services
+        template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
+        if template is not None:
+            template.check()
+        services.tokenizer = files.tokenizer
+        services.vocabulary = TokenBytes(backend=files.tokenizer.backend)
+        services.conversation = Conversation(tokenizer=files.tokenizer, template=template)
+
+    def _connect(self, ready: Ready) -> None:
+        """The engine is ready, for the first time or again."""
+        supervisor, services = self.supervisor, self.services
+        assert supervisor is not None and supervisor.link is not None
+        services.facts = ready.facts
+        phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in ready.start_seconds.items())
+        LOG.info("engine ready on platform %s (%s)", ready.facts.platform or "unknown", phases)
+        services.generation = None
+        self._announce()
+
+    def _announce(self) -> None:
+        """Say so once both halves are there: the engine and the tokenizer."""
+        supervisor, services = self.supervisor, self.services
+        if supervisor is None or supervisor.link is None or services.facts is None or services.vocabulary is None:
+            return
+        if services.generation is not None or supervisor.state is not EngineState.READY:
+            return
+        services.generation = Generation(
+            link=supervisor.link,
+            vocabulary=services.vocabulary,
+            seed=self.engine_config.platform.seed,
+            observer=services.metrics,
+        )
+        seconds = time.monotonic() - self.began
+        print(f"serving {services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
+
+    def _take(self, update: StepUpdate) -> None:
+        if self.services.generation is not None:
+            self.services.generation.take(update)
+
+    def _lose(self, error: TenonError) -> None:
+        generation, self.services.generation = self.services.generation, None
+        if generation is not None:
+            generation.fail_all(EngineLost("the engine is starting again: try again later"))
+
+
+def served_name(model: str) -> str:
+    """The name for clients: as given, but of a path only its last part, since paths are the operator's business."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    return path.resolve().name.removesuffix(".gguf") or model
+
+
+def serve(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    listener: socket.socket,
+    process: EngineProcess,
+    *,
+    began: float,
+) -> int:
+    """Run the event loop. Raises the `TenonError` that ended it, if one did."""
+    port = listener.getsockname()[1]
+    life = Lifetime(
+        engine_config=engine_config,
+        server_config=server_config,
+        process=process,
+        began=began,
+        url=replace(server_config, port=port).url,
+    )
+    loop = _new_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(life.run(listener))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    if life.error is not None:
+        raise life.error
+    return INTERRUPTED if life.server.was_interrupted else 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not made for this system
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,102 @@
+"""Log-probabilities in both of OpenAI's shapes, and in the shape of `prompt_logprobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tenon_core.client.detokenizer import TokenBytes
+from tenon_core.client.outputs import PositionLogprobs
+from tenon_core.engine.messages import TokenLogprobs
+
+
+def chat_logprobs(positions: Iterable[TokenLogprobs], vocabulary: TokenBytes, count: int) -> dict[str, Any]:
+    """`choices[].logprobs` of the chat API. count: alternatives asked for."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = vocabulary.of(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(data)}
+
+    return {
+        "content": [
+            {
+                **entry(one.token_id, one.logprob),
+                "top_logprobs": [
+                    entry(token, logprob)
+                    for token, logprob in zip(one.top_ids[:count], one.top_logprobs[:count], strict=True)
+                ],
+            }
+            for one in positions
+        ]
+    }
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of the completions API; `text_offset` goes on from piece to piece."""
+
+    def __init__(self, vocabulary: TokenBytes, count: int, *, offset: int = 0) -> None:
+        self._vocabulary, self._count, self._offset = vocabulary, count, offset
+
+    def of(self, positions: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """The next positions."""
+        tokens, values, tops, offsets = [], [], [], []
+        for one in positions:
+            text = self._vocabulary.text(one.token_id)
+            tops.append(self._top(one))
+            tokens.append(text)
+            values.append(finite(one.logprob))
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _top(self, one: TokenLogprobs) -> dict[str, float]:
+        top = {
+            self._vocabulary.text(token): finite(logprob)
+            for token, logprob in zip(one.top_ids[: self._count], one.top_logprobs[: self._count], strict=True)
+        }
+        top.setdefault(self._vocabulary.text(one.token_id), finite(one.logprob))
+        return top
+
+    def echoed(self, ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
+        """The prompt's positions; the first token has no log-probability."""
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets = []
+        for token, position in zip(ids, positions, strict=True):
+            text = self._vocabulary.text(token)
+            tokens.append(text)
+            values.append(None if position is None else finite(position[token].logprob))
+            tops.append(
+                None
+                if position is None
+                else {self._vocabulary.text(other): finite(one.logprob) for other, one in position.items()}
+            )
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two pieces of the completions API's shape as one."""
+    return {name: first[name] + second[name] for name in first}
+
+
+def prompt_positions(positions: Sequence[PositionLogprobs | None] | None) -> list[dict[str, Any] | None] | None:
+    """`prompt_logprobs` as JSON: by token id."""
+    if positions is None:
+        return None
+    return [
+        None
+        if position is None
+        else {
+            str(token): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.decoded_token}
+            for token, one in position.items()
+        }
+        for position in positions
+    ]
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity: a token that cannot be chosen gets a number below all others."""
+    return max(logprob, -9999.0)

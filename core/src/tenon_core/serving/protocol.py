@@ -1,0 +1,201 @@
+"""The fields that requests may have: strict models, closed to unknown names. Values' ranges are `SamplingParams`' own.
+
+A field of OpenAI's API that is not served yet is refused by name, unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tenon_core.sampling.params import SamplingParams
+from tenon_platforms.errors import RequestError
+
+MAX_LIST = 65_536  # entries of any list, before its own ceiling is looked at
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Prompt = str | Annotated[list[TokenId], Field(max_length=2**22)] | list[str] | list[list[TokenId]]
+
+# Field -> values that ask for nothing, as some clients always send them.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "structured_outputs": (None,),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "use_beam_search": (None, False),
+    "bad_words": (None, []),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "prediction": (None,),
+    "reasoning_effort": (None, "none"),
+    "web_search_options": (None,),
+    "documents": (None, []),
+    "continue_final_message": (None, False),
+    "store": (None, False),
+    "service_tier": (None, "auto", "default"),
+    "prompt_embeds": (None,),
+    "mm_processor_kwargs": (None, {}),
+    "kv_transfer_params": (None,),
+}
+REFUSED = {"chat_template": "a chat template comes with the model or from the server's operator, not with a request"}
+
+
+class Fields(BaseModel):
+    """What all requests share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+
+class StreamOptions(Fields):
+    """include_usage: a last piece with the counts of tokens."""
+
+    include_usage: bool = False
+
+
+class SamplingFields(Fields):
+    """How tokens are chosen. Names are OpenAI's, then the further ones that this field's servers agree on."""
+
+    model: str | None = Field(None, max_length=1024)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LIST)] | None = None
+    user: str | None = Field(None, max_length=1024)
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    # beyond OpenAI's
+    top_k: int | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    request_id: str | None = Field(None, max_length=256)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for streams: set stream to true", param="stream_options")
+        values = {name: getattr(self, name) for name in SHARED_NAMES}
+        values["logit_bias"] = None if self.logit_bias is None else bias_by_id(self.logit_bias)
+        values.update(given)
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+SHARED_NAMES = (
+    "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p",
+    "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
+    "allowed_token_ids", "skip_special_tokens", "prompt_logprobs",
+)  # fmt: skip
+
+
+class CompletionFields(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class ChatFields(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeFields(Fields):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = Field(None, max_length=1024)
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(Fields):
+    """POST /detokenize."""
+
+    model: str | None = Field(None, max_length=1024)
+    tokens: Annotated[list[TokenId], Field(max_length=2**20)]
+
+
+F = TypeVar("F", bound=Fields)
+
+
+def parse(kind: type[F], body: dict[str, Any]) -> F:
+    """A request's fields from its body. Raises `RequestError` naming the field."""
+    body = dict(body)
+    for name, why in REFUSED.items():
+        if body.pop(name, None) is not None:
+            raise RequestError(f"{name} is not taken: {why}", param=name)
+    for name, neutral in NOT_YET.items():
+        if name in body and not _is_one_of(body.pop(name), neutral):
+            raise RequestError(f"{name} is not available yet", param=name)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(one) and value == one for one in neutral)
+
+
+def refusal(error: ValidationError) -> RequestError:
+    """The first thing that is wrong, in words; never the whole value."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    names = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
+    param = names[0] if names else None
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"{str(first['loc'][-1])!r:.80} is not a field of this request", param=param)
+    if first["type"] == "missing":
+        return RequestError(f"{param} is needed", param=param)
+    shown = repr(first.get("input"))[:80]
+    return RequestError(f"{param} is {shown}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=param)
+
+
+def bias_by_id(bias: dict[str, float]) -> dict[int, float]:
+    """Biases by token id; JSON has only texts for keys."""
+    found = {}
+    for text, value in bias.items():
+        if not (text.isascii() and text.isdigit() and len(text) <= 10):
+            raise RequestError(f"logit_bias has the key {text!r:.80}: expected a token id", param="logit_bias")
+        found[int(text)] = value
+    return found

@@ -1,0 +1,61 @@
+"""`run_server`: from two configurations to a served model, and back down in order.
+
+    bind the port -> spawn the engine process -> import the web stack, find the model -> order -> tokenizer -> ready
+
+The engine process imports while this one does. From the first moment the port answers, with 503 until the engine is
+ready. SIGTERM and SIGINT stop taking requests, let the running ones finish for a while, and end the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+
+from tenon_core.config import EngineConfig
+from tenon_platforms.errors import ConfigError
+
+from .config import ServerConfig
+
+LOG = logging.getLogger(__name__)
+BACKLOG = 2048
+
+
+def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Serve until told to stop; returns the exit code. Raises `TenonError` where the start fails or the engine dies."""
+    began = time.monotonic()
+    server_config.check()
+    listener = bind(server_config)
+    try:
+        from tenon_core.client.supervisor import EngineProcess
+
+        process = EngineProcess()
+        try:
+            from .lifetime import serve
+        except BaseException:
+            process.kill()
+            process.close(patience=0)
+            raise
+        return serve(engine_config, server_config, listener, process, began=began)
+    finally:
+        listener.close()
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket. Raises `ConfigError` where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}",
+            remedy="stop the other server, or pass another --port (0: any free one) or --host",
+        ) from None
+    return listener

@@ -1,0 +1,66 @@
+"""Server-sent events: the pieces of a stream, of which all but the new text is encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from .errors import error_body, http_error
+
+DONE = b"data: [DONE]\n\n"
+ENCODER = msgspec.json.Encoder()
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + ENCODER.encode(value) + b"\n\n"
+
+
+class Pieces:
+    """Events with the same head: `{"id": ..., "model": ..., "choices":[` CHOICE `]}`."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._head = head
+        self._start = b"data: " + ENCODER.encode(head)[:-1] + b',"choices":['
+        self._end = b"]}\n\n"
+
+    def of(self, choice: bytes) -> bytes:
+        """An event with one choice, already encoded."""
+        return self._start + choice + self._end
+
+    def usage(self, usage: Mapping[str, int]) -> bytes:
+        """The event with the counts of tokens."""
+        return event({**self._head, "choices": [], "usage": usage})
+
+
+def stream_response(pieces: AsyncIterator[bytes], headers: Mapping[str, str] | None = None) -> StreamingResponse:
+    """Pieces as a response. An error on the way becomes the last event but one."""
+    return StreamingResponse(
+        guarded(pieces), media_type="text/event-stream", headers={**HEADERS, **(headers or {})}
+    )
+
+
+async def guarded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces, then [DONE]; the generator is closed whatever happens, which ends what it waits for."""
+    async with aclosing(pieces) as source:  # type: ignore[type-var]
+        try:
+            async for piece in source:
+                yield piece
+        except Exception as error:  # noqa: BLE001 - the headers are sent: only an event can tell it
+            yield event(error_body(http_error(error)))
+    yield DONE
+
+
+def usage_of(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
+    """Counts of tokens as clients know them."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
