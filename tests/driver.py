@@ -28,7 +28,7 @@ from tenon_platforms.ops.weights import PartTensors
 from tenon_platforms.torch_dtypes import from_torch
 
 MAX_LEN = 512
-STEP_LIMIT = 4_000  # a test that needs more is stuck
+STEP_LIMIT = 2_000  # a test that needs more is stuck
 
 
 class StateDict:

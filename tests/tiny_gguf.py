@@ -1,8 +1,8 @@
-"""GGUF files of tiny Hugging Face checkpoints, written as llama.cpp's converter writes them; nothing here knows our reader.
+"""GGUF files of tiny Hugging Face checkpoints, as llama.cpp's converter writes them; nothing here knows our reader.
 
 Names come from the gguf package's own table. What the converter changes is done here the same way: q and k rows of
-`llama` models interleaved, Gemma's norms plus one, experts stacked. K-quants, which the package cannot write, are random
-blocks; the weights that a file means come back dequantized, so that a reference can be made from them.
+`llama` models interleaved, Gemma's norms plus one, experts stacked. K-quants, which the package cannot write, are
+random blocks; the weights that a file means come back dequantized, so that a reference can be made from them.
 """
 
 from __future__ import annotations
@@ -191,14 +191,22 @@ def _converted(name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndar
     """As the converter changes it (LlamaModel.permute; Gemma's norm_shift)."""
     heads = _heads_of(name, config)
     if heads is not None:
-        return values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        return (
+            values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+            .swapaxes(1, 2)
+            .reshape(values.shape)
+        )
     return values + 1 if _is_gemma(config) and name.endswith("norm.weight") else values
 
 
 def _original(name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndarray:
     heads = _heads_of(name, config)
     if heads is not None:
-        return values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        return (
+            values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
+            .swapaxes(1, 2)
+            .reshape(values.shape)
+        )
     return values - 1 if _is_gemma(config) and name.endswith("norm.weight") else values
 
 
@@ -207,7 +215,7 @@ def _is_gemma(config: dict[str, Any]) -> bool:
 
 
 def _write_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: str) -> np.ndarray:
-    """Write one tensor; returns the values that it then has. Vectors and routers stay float32, as the converter's do."""
+    """Write one tensor; returns the values it then has. Vectors and routers stay float32, as the converter's do."""
     if values.ndim == 1 or "ffn_gate_inp" in name or kind == "F32":
         writer.add_tensor(name, values.astype(np.float32))
         return values.astype(np.float32)

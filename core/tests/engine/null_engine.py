@@ -103,7 +103,10 @@ VARIANTS: dict[str, Make] = {
         num_blocks=30, limits={"mix": False, "max_prefills": 2, "fixed_chunk": 6}
     ),
     "apart, no chunking": lambda: null_engine(
-        num_blocks=40, limits={"mix": False, "max_prefills": 1}, enable_chunked_prefill=False, max_num_batched_tokens=64
+        num_blocks=40,
+        limits={"mix": False, "max_prefills": 1},
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=MAX_LEN,
     ),
     "small chunks": lambda: null_engine(num_blocks=30, max_num_batched_tokens=4),
     "one row": lambda: null_engine(num_blocks=30, max_num_seqs=1),

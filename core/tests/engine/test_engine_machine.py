@@ -70,7 +70,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.executor = self.engine.executor = Failing(self.engine.executor)
 
     @rule(
-        length=st.integers(1, 40),
+        length=st.integers(1, 80),
         shared=st.booleans(),
         max_tokens=st.integers(1, 40),
         n=st.sampled_from([1, 1, 1, 2, 3]),

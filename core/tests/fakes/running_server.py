@@ -69,7 +69,9 @@ class RunningServer:
             raise
 
 
-def start_server(folder: Path, log: Path, *, environment: dict[str, str] | None = None, **options: Any) -> RunningServer:
+def start_server(
+    folder: Path, log: Path, *, environment: dict[str, str] | None = None, **options: Any
+) -> RunningServer:
     port = options.pop("port", None) or free_port()
     values = {"port": port, "api_key": [KEY], "served_model_name": ["fake"], **options}
     with log.open("wb") as sink:

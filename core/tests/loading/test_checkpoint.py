@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
 from tenon_core.loading.files import MAX_CONFIG_BYTES
-
 from tenon_platforms.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -226,7 +226,7 @@ def test_nothing_is_read_outside_and_nothing_blocks(kind: str, name: str, folder
 
 
 def test_a_link_inside_the_folder_is_a_file(folder: Path) -> None:
-    os.rename(folder / "config.json", folder / "real.txt")
+    (folder / "config.json").rename(folder / "real.txt")
     (folder / "config.json").symlink_to("real.txt")
     assert open_checkpoint(folder).config == CONFIG
 
@@ -237,9 +237,9 @@ def test_what_is_no_model_is_said(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(ConfigError, match="neither a folder nor"):
         open_checkpoint(folder / "pipe")
-    with pytest.raises(ConfigError, match="(?s)is one file of a model.*name its folder"):
+    with pytest.raises(ConfigError, match=r"(?s)is one file of a model.*name its folder"):
         open_checkpoint(folder / "model.safetensors")
-    with pytest.raises(ConfigError, match="is no valid GGUF|is no GGUF"):
+    with pytest.raises(ConfigError, match=r"is no valid GGUF|is no GGUF"):
         open_checkpoint(folder / "config.json")
     (folder / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"has no config\.json"):

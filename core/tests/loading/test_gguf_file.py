@@ -17,10 +17,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+
 from tenon_core.loading.checkpoint import open_checkpoint
 from tenon_core.loading.gguf_file import GGUFFile
 from tenon_core.loading.gguf_source import unpermute
-
 from tenon_platforms.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -37,9 +37,7 @@ def array(kind: int, count: int, content: bytes) -> bytes:
     return struct.pack("<IQ", kind, count) + content
 
 
-def tensor(
-    name: str, *dims: int, kind: int = 0, offset: int = 0, num_dims: int | None = None
-) -> bytes:
+def tensor(name: str, *dims: int, kind: int = 0, offset: int = 0, num_dims: int | None = None) -> bytes:
     """A tensor info; dims: innermost first, as the file counts."""
     count = len(dims) if num_dims is None else num_dims
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", count, *dims, kind, offset)
@@ -52,7 +50,10 @@ def file(
     """A GGUF file; counts: what it claims instead."""
     keys = keys or {}
     head = magic + struct.pack(
-        "<IQQ", version, len(tensors) if num_tensors is None else num_tensors, len(keys) if num_keys is None else num_keys
+        "<IQQ",
+        version,
+        len(tensors) if num_tensors is None else num_tensors,
+        len(keys) if num_keys is None else num_keys,
     )
     index = head + b"".join(text(key) + struct.pack("<I", kind) + raw for key, (kind, raw) in keys.items())
     index += b"".join(tensors)
@@ -121,7 +122,10 @@ CASES: dict[str, tuple[bytes, str]] = {
     **{f"array of {n} numbers": (file(keys={"k": (ARRAY, array(U64, n, bytes(8)))}), "claims") for n in BIG},
     "array just too long": (file(keys={"k": (ARRAY, array(U64, 2**24, bytes(8)))}), "needs"),
     "texts just too many": (file(keys={"k": (ARRAY, array(STRING, 30, b""))}), "more than its|reaches past"),
-    **{f"text of {n} in an array": (file(keys={"k": (ARRAY, array(STRING, 1, text("x", length=n)))}), "past") for n in BIG},
+    **{
+        f"text of {n} in an array": (file(keys={"k": (ARRAY, array(STRING, 1, text("x", length=n)))}), "past")
+        for n in BIG
+    },
     "array of arrays": (file(keys={"k": (ARRAY, array(ARRAY, 1, array(U32, 1, bytes(4))))}), "array of arrays"),
     "unknown value type": (file(keys={"k": (13, bytes(8))}), "unknown type 13"),
     "unknown element type": (file(keys={"k": (ARRAY, array(99, 1, bytes(8)))}), "unknown type 99"),
@@ -129,7 +133,8 @@ CASES: dict[str, tuple[bytes, str]] = {
     "key of no text": (file(num_keys=1, data=text(b"\xff\xfe") + bytes(64), pad=False), "not UTF-8"),
     "huge key": (file(num_keys=1, data=text(b"x" * 70_000) + bytes(64), pad=False), "expected at most"),
     "one key twice": (
-        file(num_keys=2, data=(text("k") + struct.pack("<II", U32, 1)) * 2 + bytes(64), pad=False), "comes twice"
+        file(num_keys=2, data=(text("k") + struct.pack("<II", U32, 1)) * 2 + bytes(64), pad=False),
+        "comes twice",
     ),
     **{
         f"alignment {n}": (file(ONE, keys={"general.alignment": (U32, struct.pack("<I", n))}), "general.alignment is")
@@ -169,7 +174,9 @@ def test_hostile_files(case: str, tmp_path: Path) -> None:
     assert re.search(message, shown), shown
 
 
-def good_file(path: Path, *, architecture: str = "llama", changes: Callable[[gguf.GGUFWriter], None] | None = None) -> Path:
+def good_file(
+    path: Path, *, architecture: str = "llama", changes: Callable[[gguf.GGUFWriter], None] | None = None
+) -> Path:
     """A whole one-layer llama; changes: called before the file is written, with keys written last winning."""
     writer = gguf.GGUFWriter(str(path), architecture)
     counts = {"block_count": 1, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96}
@@ -227,7 +234,13 @@ def test_mutations_are_read_or_refused(seed: int, tmp_path: Path) -> None:
     for _ in range(500):
         changed, size = bytearray(whole), choose.choice((1, 4, 8))
         at = choose.randrange(index)
-        kinds = (b"\xff" * size, bytes(size), choose.randbytes(size), bytes(size - 1) + b"\x80", b"\x01" + bytes(size - 1))
+        kinds = (
+            b"\xff" * size,
+            bytes(size),
+            choose.randbytes(size),
+            bytes(size - 1) + b"\x80",
+            b"\x01" + bytes(size - 1),
+        )
         changed[at : at + size] = choose.choice(kinds)
         path.write_bytes(changed)
         start = time.process_time()

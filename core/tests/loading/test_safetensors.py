@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from tenon_core.loading.checkpoint import open_checkpoint
 from tenon_core.loading.safetensors_header import MAX_HEADER_BYTES, read_header
 from tenon_core.loading.safetensors_source import SafetensorsSource
-
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
 
@@ -204,8 +204,8 @@ def test_no_fallback_to_a_pickle(tmp_path: Path) -> None:
     os.truncate(tmp_path / "model.safetensors", 300)
     with pytest.raises(ConfigError, match=r"model\.safetensors is no valid"):
         SafetensorsSource.open_folder(tmp_path)
-    for content in (content, pickle.dumps(Canary(canary), protocol=0), b"PK\x03\x04" + content):
-        (tmp_path / "model.safetensors").write_bytes(content)
+    for other in (content, pickle.dumps(Canary(canary), protocol=0), b"PK\x03\x04" + content):
+        (tmp_path / "model.safetensors").write_bytes(other)
         with pytest.raises(ConfigError):
             SafetensorsSource.open_folder(tmp_path)
     torch.save({"w": torch.zeros(2)}, tmp_path / "model.safetensors")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import GenerateRequest
 from tenon_core.engine.start import start_engine
@@ -21,8 +22,10 @@ def test_the_capital_of_france(smollm2_path: Path) -> None:
     opened = open_checkpoint(smollm2_path)
     tokenizer = opened.load_tokenizer()
     assert opened.chat_template is not None
-    prompt = ImmutableSandboxedEnvironment().from_string(opened.chat_template).render(
-        messages=[{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True
+    prompt = (
+        ImmutableSandboxedEnvironment()
+        .from_string(opened.chat_template)
+        .render(messages=[{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True)
     )
     ids = tokenizer.encode(prompt).ids
     engine = start_engine(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tenon_core.loading import sources
 from tenon_core.loading.sources import resolve_model
-
 from tenon_platforms.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -216,7 +216,9 @@ def test_a_package_cannot_name_files_outside(site: Path) -> None:
         resolve_model("pkg:gone-model", offline=True)
 
 
-@pytest.mark.parametrize("wrong", ["pkg:", "pkg:-r", "pkg:--index-url=x", "pkg:a b", "pkg:a==;ls", "pkg:a[x]", "pkg:./a"])
+@pytest.mark.parametrize(
+    "wrong", ["pkg:", "pkg:-r", "pkg:--index-url=x", "pkg:a b", "pkg:a==;ls", "pkg:a[x]", "pkg:./a"]
+)
 def test_a_package_is_a_name(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was started"))
     with pytest.raises(ConfigError, match="is not of the form"):

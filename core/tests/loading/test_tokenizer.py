@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
 from tenon_core.loading.checkpoint import open_checkpoint
 from tenon_core.loading.gguf_tokenizer import _SPLITS, GGUFTokenizer, merges_from_ranks
 from tenon_core.loading.regex_checks import why_heavy
 from tenon_core.loading.tokenizer import load_tokenizer_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from tenon_platforms.errors import ConfigError
 
 BASE = [
-    "Hello world", "  two  spaces", "1234 5678", "a1b2", "don't I'll we've", "\n\n\tTabs\r\n", "\u00e9\u00e8\u00fc\u00df",
+    "Hello world", "  two  spaces", "1234 5678", "a1b2", "don't I'll we've", "\n\n\tTabs\r\n",
+    "\u00e9\u00e8\u00fc\u00df",
     "\u4f60\u597d\u4e16\u754c", "\U0001f600\U0001f680 emoji", "def f(x):\n    return x**2",
     "<|im_start|>user\nHi<|im_end|>\n", "<|endoftext|>x", "", "   ", "a", "\u0000", "\u200b\u200d", "3.14159e-10",
     "https://x.y/z?a=1&b=2", "UPPER lower MiXeD", "\u0627\u0644\u0639", "\u0e44\u0e17\u0e22", "\u00bd\u2153\u2460",
@@ -31,8 +32,8 @@ STRINGS = BASE + [f"{a} {b}" for a, b in zip(BASE, BASE[7:] + BASE[:7], strict=T
 def smollm2(smollm2_path: Path) -> tuple[Tokenizer, Any]:
     """Ours, and Transformers' from the same file.
 
-    Transformers' GGUF path knows no "smollm" pre-tokenizer and leaves out the step that cuts digits apart, so " 3" would
-    be one token. The model's own tokenizer.json says Digits, then ByteLevel: that is put back here.
+    Transformers' GGUF path knows no "smollm" pre-tokenizer and leaves out the step that cuts digits apart, so " 3"
+    would be one token. The model's own tokenizer.json says Digits, then ByteLevel: that is put back here.
     """
     from transformers import AutoTokenizer
 
@@ -75,7 +76,14 @@ def test_opening_and_tokenizing_are_quick(smollm2_path: Path) -> None:
 
 def metadata(tokens: list[str], /, **changes: Any) -> dict[str, Any]:
     """A GGUF's tokenizer keys; changes: without their prefix, None leaves one out."""
-    named = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1] * len(tokens), "merges": [], **changes}
+    named = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": [1] * len(tokens),
+        "merges": [],
+        **changes,
+    }
     found = {f"tokenizer.ggml.{key}": value for key, value in named.items() if value is not None}
     return {"general.architecture": "llama", **found}
 
@@ -125,14 +133,28 @@ def test_begin_end_control_and_user_tokens() -> None:
     assert not build(tokens, token_type=kinds, **ends).encode("").ids  # a byte-level table adds none unless told
 
 
-SPM = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "c", "ab", "\u2581a", "abc"]
+SPM = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{byte:02X}>" for byte in range(256)),
+    "\u2581",
+    "a",
+    "b",
+    "c",
+    "ab",
+    "\u2581a",
+    "abc",
+]
 SPM_KINDS = [2, 3, 3, *([6] * 256), *([1] * 7)]
 
 
 def spm(**changes: Any) -> dict[str, Any]:
     scores = [0.0] * 259 + [-9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -3.0]
     ends = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-    return metadata(SPM, **{"model": "llama", "pre": None, "token_type": SPM_KINDS, "scores": scores, **ends, **changes})
+    return metadata(
+        SPM, **{"model": "llama", "pre": None, "token_type": SPM_KINDS, "scores": scores, **ends, **changes}
+    )
 
 
 @pytest.mark.unit
@@ -265,13 +287,13 @@ def split(expression: str) -> dict[str, Any]:
         (tokenizer_json({"a": 0}, pre_tokenizer=split("(")), "no valid tokenizer"),
         (tokenizer_json({"a": 0}, pre_tokenizer=split("(a+)+$")), "repeats a group that itself repeats"),
         (
-            tokenizer_json({"a": 0}, pre_tokenizer={"type": "Sequence", "pretokenizers": [split("x"), split("(a|a)*b")]}),
+            tokenizer_json(
+                {"a": 0}, pre_tokenizer={"type": "Sequence", "pretokenizers": [split("x"), split("(a|a)*b")]}
+            ),
             "repeats a group",
         ),
         (
-            tokenizer_json(
-                {"a": 0}, normalizer={"type": "Replace", "pattern": {"Regex": "(x*)*y"}, "content": " "}
-            ),
+            tokenizer_json({"a": 0}, normalizer={"type": "Replace", "pattern": {"Regex": "(x*)*y"}, "content": " "}),
             "repeats a group",
         ),
         (tokenizer_json({"a": 0}, pre_tokenizer=split(r"(a)\1")), "refers to what a group matched"),

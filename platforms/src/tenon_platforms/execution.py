@@ -95,11 +95,10 @@ class Execution:
 
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:
         """The lattice and the schedule limits for this model."""
+        most = max(DEFAULT_MAX_TOKENS, limits.max_rows, 0 if limits.chunking else limits.max_model_len)
         return DynamicShapes(
             limits=ScheduleLimits(
-                max_tokens=limits.max_tokens or DEFAULT_MAX_TOKENS,
-                max_rows=limits.max_rows,
-                chunking=limits.chunking,
+                max_tokens=limits.max_tokens or most, max_rows=limits.max_rows, chunking=limits.chunking
             )
         )
 

@@ -137,6 +137,12 @@ def assemble(
             " every running sequence needs one token a step",
             remedy="raise --max-num-batched-tokens or lower --max-num-seqs",
         )
+    if not policy.limits.chunking and policy.limits.max_tokens < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens is {policy.limits.max_tokens}, less than max_model_len ({max_model_len}): without"
+            " chunked prefill a sequence that lost its blocks is computed again in one step",
+            remedy="raise --max-num-batched-tokens, lower --max-model-len, or leave out --no-enable-chunked-prefill",
+        )
     memory = _plan_memory(config, device, model, policy, dtype, block_size, max_rows * max_blocks)
     _allocate_caches(model, memory.num_blocks, block_size)
     depth = 1 if config.scheduler.overlap and device.is_async else 0

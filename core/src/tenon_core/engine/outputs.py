@@ -84,10 +84,14 @@ class OutputRouter:
         )
 
     def land_failed(self, flight: Flight) -> list[Sequence]:
-        """Take back a step that failed; returns the sequences that were in it and still run."""
+        """Take back a step that failed; returns the sequences that were in it and still run.
+
+        Those that only started with it are among them: the runner may not have heard of them.
+        """
         self._land(flight)
-        owners = (self.table.owners[row] for row in flight.rows.tolist())
-        return [one for one in owners if one is not None and one.is_running]
+        owners = [self.table.owners[row] for row in flight.rows.tolist()]
+        found = dict.fromkeys([one for one in owners if one is not None] + list(flight.schedule.started))
+        return [one for one in found if one.is_running]
 
     def _land(self, flight: Flight) -> None:
         in_flight = self.table.in_flight

@@ -138,7 +138,7 @@ def select_platform(config: EngineConfig) -> tuple[Platform, Manifest]:
 def open_model(config: EngineConfig) -> OpenModel:
     """Find the model, read its configuration and make its spec; no weights are read."""
     path: Path = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, with_tensors=config.model.load_format != "dummy")
     family = family_of(checkpoint.config)
     own_limit = int(checkpoint.config.get("max_position_embeddings") or 2048)
     max_model_len = config.model.max_model_len or own_limit

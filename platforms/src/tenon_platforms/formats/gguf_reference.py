@@ -14,6 +14,9 @@ from torch import Tensor
 from .gguf_types import BY_NAME, SUPPORTED
 
 
+CHUNK_ELEMENTS = 2**18  # expanded at a time, so that temporaries stay in the cache
+
+
 def dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     """Elements of quantized rows. blocks: uint8 [..., bytes of a row]; returns [..., elements of a row] in `dtype`.
 
@@ -28,8 +31,11 @@ def dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     lead = blocks.shape[:-1]
     each = blocks.contiguous().view(-1, kind.bytes)  # [blocks, bytes]
-    values = _DECODERS[type_name](each, wide)  # [blocks, elements]
-    return values.reshape(*lead, -1).to(dtype)
+    values = torch.empty(len(each), kind.elements, dtype=dtype, device=blocks.device)
+    step = max(CHUNK_ELEMENTS // kind.elements, 1)
+    for part, target in zip(each.split(step), values.split(step), strict=True):
+        target.copy_(_DECODERS[type_name](part, wide))
+    return values.view(*lead, -1)
 
 
 def quantize_q8_0(values: Tensor) -> Tensor:

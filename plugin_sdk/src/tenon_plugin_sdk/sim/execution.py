@@ -172,7 +172,8 @@ class SimExecution(Execution):
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:
         if self._kind is ExecutableKind.TRACE:
             return static_lattice(model, limits)
-        max_tokens = limits.max_tokens or max(DEFAULT_MAX_TOKENS, limits.max_rows)
+        whole = 0 if limits.chunking else limits.max_model_len
+        max_tokens = limits.max_tokens or max(DEFAULT_MAX_TOKENS, limits.max_rows, whole)
         schedule = ScheduleLimits(max_tokens=max_tokens, max_rows=limits.max_rows, chunking=limits.chunking)
         if limits.enforce_eager:
             return DynamicShapes(limits=schedule)
