@@ -62,12 +62,13 @@ def test_prefix_cache_hits_give_the_same_tokens(
 ) -> None:
     shared, *tails = prompts_of((96, 1, 20, 50))
     prompts = [shared + tail for tail in tails]
-    engine = build_tiny(model, platform_name).engine
+    assembled = build_tiny(model, platform_name)
+    engine, size = assembled.engine, assembled.block_size
     cold = drive(engine, [request(0, prompts[0])])
     warm = drive(engine, [request(i, prompt) for i, prompt in enumerate(prompts)])
     assert cold.prompts[sequence_key(0, 0)].num_cached_tokens == 0
     for i in range(len(prompts)):
-        assert 48 <= warm.prompts[sequence_key(i, 0)].num_cached_tokens <= 96 + (i == 0)
+        assert warm.prompts[sequence_key(i, 0)].num_cached_tokens == 96 // size * size > 0
     assert engine.stats().num_prefix_hits > 0
     assert_all_equal(warm, reference_of(model), prompts, model)
     other = drive(engine, [request(9, prompts[0], salt="another tenant")])
@@ -79,11 +80,12 @@ def test_prefix_cache_hits_give_the_same_tokens(
 
 def test_outputs_are_cached_too(platform_name: str, build_tiny: Build, reference_of: References) -> None:
     (prompt,) = prompts_of((20,))
-    engine = build_tiny("llama", platform_name).engine
+    assembled = build_tiny("llama", platform_name)
+    engine, size = assembled.engine, assembled.block_size
     first = drive(engine, [request(0, prompt, max_tokens=80)])
     turn = [*prompt, *first.of(0), 7]
     second = drive(engine, [request(1, turn)])
-    assert second.prompts[sequence_key(1, 0)].num_cached_tokens >= 72
+    assert second.prompts[sequence_key(1, 0)].num_cached_tokens == 99 // size * size > 20  # the last has no KV yet
     assert_greedy_equal(second.of(1), reference_of("llama"), turn)
 
 
@@ -104,8 +106,9 @@ def test_forks_equal_single_samples(
 def test_forks_survive_preemption_and_chunks(platform_name: str, build_tiny: Build, reference_of: References) -> None:
     prompts = prompts_of((40, 21))
     size = build_tiny("llama", platform_name).block_size
-    engine = build_tiny("llama", platform_name, num_blocks=6 * -(-120 // size) // 2 + 1, max_num_batched_tokens=16).engine
-    outcome = drive(engine, [request(i, prompt, n=3, max_tokens=80) for i, prompt in enumerate(prompts)])
+    blocks = 4 * -(-180 // size)
+    engine = build_tiny("llama", platform_name, num_blocks=blocks, max_num_batched_tokens=16).engine
+    outcome = drive(engine, [request(i, prompt, n=3, max_tokens=140) for i, prompt in enumerate(prompts)])
     assert engine.stats().num_preemptions > 0
     for i, prompt in enumerate(prompts):
         for sample in range(3):

@@ -1,4 +1,4 @@
-"""`LLM`: the offline face. An engine in this process, from prompts to texts; no web framework, no queues, no threads."""
+"""`LLM`: the offline face. An engine in this process, from prompts to texts; no web framework and no queues."""
 
 from __future__ import annotations
 
@@ -85,9 +85,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}."""
-        conversations: list[Sequence[Message]] = (
-            [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item]
-        )
+        many: Any = list(messages)
+        conversations: list[Sequence[Message]] = [many] if not many or isinstance(many[0], Mapping) else many
         encoded = [
             self._conversation.encode(
                 one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}
@@ -96,7 +95,8 @@ class LLM:
         ]
         return self._run(encoded, as_params(sampling_params, len(encoded)), use_tqdm, "", None)
 
-    def _encode(self, prompt: PromptLike) -> tuple[str | None, list[int]]:
+    def _encode(self, given: PromptLike) -> tuple[str | None, list[int]]:
+        prompt: Any = given
         if isinstance(prompt, Mapping):
             ids = prompt.get("prompt_token_ids")
             if ids is not None:

@@ -6,6 +6,7 @@ import pytest
 from fake_model import byte_tokenizer, spelled_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_core.client.detokenizer import TokenBytes, WindowDetokenizer
 
 pytestmark = pytest.mark.unit

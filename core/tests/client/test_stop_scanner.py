@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_core.client.stop_scanner import StopScanner
 
 pytestmark = pytest.mark.unit
@@ -30,9 +32,9 @@ def test_any_split_stops_at_the_same_place(text: str, stops: list[str], include:
     scanner = StopScanner(stops=tuple(stops), include=include)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     shown = ""
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         shown += scanner.feed(text[start:end])
-        meant, stop = expected(text, stops, include)
+        meant, _ = expected(text, stops, include)
         assert meant.startswith(shown), "text was shown that the stop string takes back"
     shown += scanner.flush()
     assert (shown, scanner.matched) == expected(text, stops, include)

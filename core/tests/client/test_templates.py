@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import tenon_core
 from tenon_core.client.template_environment import make_environment
 from tenon_core.client.templates import ChatTemplate, TemplateLimits

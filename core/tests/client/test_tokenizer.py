@@ -9,6 +9,7 @@ import pytest
 from fake_model import CONTROL, byte_tokenizer, spelled_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_core.client.tokenizer import ClientTokenizer, Shield, trie_pattern
 from tenon_platforms.errors import RequestError
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from tenon_core.engine.messages import (
     EngineStats,
     Finished,

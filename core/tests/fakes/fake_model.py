@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tenon_core.client.detokenizer import byte_of_letter
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tenon_core.client.detokenizer import byte_of_letter
 
 CONTROL = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>")  # ids 256, 257, 258, 259
 TEMPLATE = (

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 from fake_engine import from_environment
+
 from tenon_core.engine.process import main
 
 

@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 from running_server import KEY, RunningServer, start_server
+
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_core.serving.access import GuardedRoute
 from tenon_core.serving.app import TABLE, guarded_routes, make_app, routes

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from fake_engine import VOCAB
 from running_server import RunningServer
+
 from tenon_core.sampling.params import CEILINGS, LENGTH_CEILINGS
 from tenon_core.serving.protocol import NOT_YET, ChatFields, CompletionFields, SamplingFields
 
@@ -139,7 +140,8 @@ def test_token_ids(client: httpx.Client, token: Any) -> None:
     assert_refused(client.post(COMPLETIONS, json={"prompt": [[5], [token]]}))
     assert_refused(client.post(COMPLETIONS, json={"prompt": "a", "stop_token_ids": [token]}), "stop_token_ids")
     assert_refused(client.post(COMPLETIONS, json={"prompt": "a", "allowed_token_ids": [token]}), "allowed_token_ids")
-    assert_refused(client.post(COMPLETIONS, json={"prompt": "a", "logit_bias": {str(token): 1}}), "logit_bias")
+    if token != "1":  # the keys of a JSON object are texts
+        assert_refused(client.post(COMPLETIONS, json={"prompt": "a", "logit_bias": {str(token): 1}}), "logit_bias")
     assert_refused(client.post("/detokenize", json={"tokens": [token]}), "tokens")
 
 

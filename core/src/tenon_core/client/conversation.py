@@ -16,9 +16,7 @@ MAX_MESSAGES = 4096
 MAX_VARIABLES = 32
 MAX_VARIABLE_TEXT = 1024
 MAX_ROLE = 64
-NO_TEMPLATE = (
-    "this model has no chat template: use the completions API, or start the server with --chat-template FILE"
-)
+NO_TEMPLATE = "this model has no chat template: use the completions API, or start the server with --chat-template FILE"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,9 +66,7 @@ class Conversation:
         shielded: dict[str, Any] = self.tokenizer.shielded({**others, "content": content}, shield)
         return {"role": role, **shielded}
 
-    def _variables(
-        self, variables: Mapping[str, Any], shield: Shield, add_generation_prompt: bool
-    ) -> dict[str, Any]:
+    def _variables(self, variables: Mapping[str, Any], shield: Shield, add_generation_prompt: bool) -> dict[str, Any]:
         tokenizer = self.tokenizer
         return {
             **self.tokenizer.shielded(dict(variables), shield),

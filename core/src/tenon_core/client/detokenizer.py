@@ -91,7 +91,9 @@ class ByteLevelDetokenizer:
 
     table: TokenBytes
     skipped: frozenset[int]
-    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
 
     def push(self, token: int) -> str:
         return "" if token in self.skipped else self._decoder.decode(self.table.of(token))

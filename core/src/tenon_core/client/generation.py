@@ -96,21 +96,19 @@ class Generation:
         request = self._make(identity, prompt_token_ids, filled, prompt, request_id, is_watched)
         request.on_news = on_news
         self.link.submit(
-            GenerateRequest(
-                id=identity, prompt=prompt_bytes, params=filled, cache_salt=cache_salt, priority=priority
-            )
+            GenerateRequest(id=identity, prompt=prompt_bytes, params=filled, cache_salt=cache_salt, priority=priority)
         )
         self._requests[identity] = request
         self._samples.update({sample.key: sample for sample in request.samples})
         return request
 
-    def _filled(
-        self, ids: Sequence[int], params: SamplingParams, facts: ModelFacts
-    ) -> tuple[SamplingParams, bytes]:
+    def _filled(self, ids: Sequence[int], params: SamplingParams, facts: ModelFacts) -> tuple[SamplingParams, bytes]:
         """(parameters with max_tokens filled in, the prompt's bytes), both checked."""
         if params.max_tokens is None:
             room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
-            params = msgspec.structs.replace(params, max_tokens=max(room, params.min_tokens, 1))
+            if params.min_tokens > max(room, 1):
+                raise RequestError(f"min_tokens is {params.min_tokens}: only {room} tokens fit", param="min_tokens")
+            params = msgspec.structs.replace(params, max_tokens=max(room, 1))
         validate_request(ids, params, facts)
         return params, np.asarray(ids, dtype="<i4").tobytes()
 

@@ -14,7 +14,7 @@ from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import DeviceError
 
 
-class EngineLost(DeviceError):
+class EngineLostError(DeviceError):
     """The engine went away with requests in it; they may be sent again."""
 
 

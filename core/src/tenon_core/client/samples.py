@@ -46,7 +46,9 @@ class Sample:
         self._detokenizer = (
             None if vocabulary is None else vocabulary.detokenizer(skip_special_tokens=params.skip_special_tokens)
         )
-        self._scanner = StopScanner(stops=params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self._scanner = (
+            StopScanner(stops=params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        )
 
     @property
     def is_finished(self) -> bool:

@@ -73,9 +73,7 @@ class EngineProcess:
     def order(self, config: EngineConfig, *, log_level: str = "info") -> None:
         """Tell it what to run. A process that has died already is found by its supervisor."""
         assert self._process.stdin is not None
-        order = StartOrder(
-            config=config.flat(), address=self.address, secret=self.secret.hex(), log_level=log_level
-        )
+        order = StartOrder(config=config.flat(), address=self.address, secret=self.secret.hex(), log_level=log_level)
         with suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import Undefined, nodes
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Names that a template is given; everything else it names may be set by a request's chat_template_kwargs.
 GIVEN_NAMES = frozenset(
@@ -44,7 +44,7 @@ _KEPT_GLOBALS = ("range", "dict", "namespace", "cycler", "joiner")
 MAX_STRFTIME = 128
 
 
-class TemplateRefusal(TemplateError):
+class TemplateRefusedError(TemplateError):
     """What a template raises itself, through `raise_exception`."""
 
 
@@ -94,7 +94,7 @@ def make_environment() -> ChatEnvironment:
 
 
 def _raise_exception(message: Any) -> str:
-    raise TemplateRefusal(str(message))
+    raise TemplateRefusedError(str(message))
 
 
 def _strftime_now(pattern: Any) -> str:

@@ -52,7 +52,7 @@ def limit_memory(num_bytes: int) -> None:
         return
 
 
-class OutputTooLong(Exception):
+class OutputTooLongError(Exception):
     """The rendered text passed its cap."""
 
 
@@ -62,7 +62,7 @@ def render(template: Any, variables: dict[str, Any], max_characters: int) -> str
     for piece in template.generate(**variables):
         length += len(piece)
         if length > max_characters:
-            raise OutputTooLong
+            raise OutputTooLongError
         pieces.append(piece)
     return "".join(pieces)
 
@@ -73,7 +73,7 @@ def answer(template: Any, request: dict[str, Any], max_characters: int) -> dict[
 
     try:
         return {"text": render(template, request["variables"], max_characters)}
-    except OutputTooLong:
+    except OutputTooLongError:
         return {"error": f"the rendered text passes {max_characters} characters"}
     except MemoryError:
         return {"error": "rendering took too much memory"}

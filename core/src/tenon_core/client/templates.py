@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a small pool of killable worker processes, so that a hostile one costs two seconds at most.
+"""Chat templates, rendered in a small pool of killable worker processes: a hostile one costs two seconds at most.
 
 Used from threads (`render`) and from asyncio (`render_async`). A worker that passes its time is killed and replaced;
 others go on meanwhile. Imports no Jinja: the workers do.
@@ -38,7 +38,7 @@ class TemplateLimits:
     num_workers: int = 4
 
 
-class WorkerGone(Exception):
+class WorkerGoneError(Exception):
     """A worker ended, or was too slow."""
 
 
@@ -62,7 +62,7 @@ class Worker:
         }
         try:
             reply = self.ask(start, START_SECONDS)
-        except WorkerGone:
+        except WorkerGoneError:
             raise ConfigError("the process that renders chat templates did not start") from None
         if "error" in reply:
             self.close()
@@ -72,7 +72,7 @@ class Worker:
         self.names = frozenset(map(str, reply["names"]))
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Send one message and wait for the answer. Raises `WorkerGone`, the process being dead then."""
+        """Send one message and wait for the answer. Raises `WorkerGoneError`, the process being dead then."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + seconds
         body = json.dumps(message).encode("ascii")
@@ -81,14 +81,14 @@ class Worker:
             self._process.stdin.flush()
             (length,) = HEADER.unpack(self._read(HEADER.size, deadline))
             if length > MAX_FRAME:
-                raise WorkerGone
+                raise WorkerGoneError
             reply = json.loads(self._read(length, deadline))
-        except (OSError, ValueError, WorkerGone):
+        except (OSError, ValueError, WorkerGoneError):
             self.close()
-            raise WorkerGone from None
+            raise WorkerGoneError from None
         if not isinstance(reply, dict):
             self.close()
-            raise WorkerGone
+            raise WorkerGoneError
         return reply
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -97,10 +97,10 @@ class Worker:
         while len(pieces) < count:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise WorkerGone
+                raise WorkerGoneError
             piece = pipe.read1(count - len(pieces))  # type: ignore[attr-defined]
             if not piece:
-                raise WorkerGone
+                raise WorkerGoneError
             pieces += piece
         return bytes(pieces)
 
@@ -149,7 +149,7 @@ class ChatTemplate:
             worker = self._worker()
             try:
                 reply = worker.ask({"variables": {**variables, "messages": list(messages)}}, self.limits.seconds)
-            except WorkerGone:
+            except WorkerGoneError:
                 raise RequestError(
                     f"the chat template took more than {self.limits.seconds:g} s, or more memory than it may, for"
                     " these messages",

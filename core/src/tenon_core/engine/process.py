@@ -104,14 +104,16 @@ class ServerSocket:
 
     def _accepted(self, frames: Sequence[bytes]) -> ClientMessage | None:
         if len(frames) != 3 or not hmac.compare_digest(frames[1], self.secret):
-            return self._drop("without the link's secret")
+            self._drop("without the link's secret")
+            return None
         self._peers.add(frames[0])
         if not frames[2]:
             return None  # a hello
         try:
             return self._decoder.decode(frames[2])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return self._drop(f"that is no message ({error})")
+            self._drop(f"that is no message ({error})")
+            return None
 
     def _drop(self, why: str) -> None:
         self.num_dropped += 1
@@ -190,7 +192,7 @@ class EngineServer:
             self.engine.submit(request)
         except (RequestError, CapacityError) as error:
             self._refuse(request, type(error).__name__, error.message)
-        except Exception as error:  # noqa: BLE001 - one request's failure is its own; the log has the cause
+        except Exception as error:
             LOG.exception("request %d could not be taken in", request.id)
             self._refuse(request, "", f"the request could not be taken in: {type(error).__name__}")
 
@@ -209,9 +211,10 @@ def read_order() -> StartOrder | None:
 
 def watch_parent() -> None:
     """End this process, whatever it does, when standard input ends."""
+    descriptor = sys.stdin.fileno()
 
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(descriptor, 4096):  # not through the buffer: its lock would be held when the interpreter ends
             pass
         os._exit(EXIT_FAILED)
 
@@ -252,7 +255,7 @@ def main() -> int:
     except TenonError as error:
         message = error.message if error.remedy is None else f"{error.message}\n  remedy: {error.remedy}"
         return _fail(socket, type(error).__name__, message)
-    except Exception as error:  # noqa: BLE001 - the process ends with it; the log has the cause
+    except Exception as error:
         LOG.exception("the engine failed")
         return _fail(socket, "DeviceError", f"the engine failed: {type(error).__name__}: {error}")
     socket.close()

@@ -1,7 +1,7 @@
 """What both ends of the link between a front end and an engine process agree on, beside the messages themselves.
 
-    client -> engine   [secret, message]     an empty message says: answer here
-    engine -> client   [message]
+client -> engine   [secret, message]     an empty message says: answer here
+engine -> client   [message]
 """
 
 from __future__ import annotations

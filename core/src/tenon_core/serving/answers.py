@@ -28,7 +28,7 @@ def new_label() -> str:
 
 
 def label_of(request: Request) -> str:
-    """The id of this HTTP request: made here, or the client's own where it is a plain label. Never a key of anything."""
+    """The id of this HTTP request: ours, or the client's own where it is a plain label. Never a key of anything."""
     label: str = request.scope.get("tenon.request_id") or new_label()
     return label
 

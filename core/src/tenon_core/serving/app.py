@@ -87,7 +87,7 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
             return error_response(http_error(error))
         except HTTPException as error:  # the framework's own
             return error_response(HttpError(error.status_code, str(error.detail)))
-        except Exception as error:  # noqa: BLE001 - a bug of ours: logged with its cause, told without it
+        except Exception as error:
             LOG.exception("request %s failed", request.scope.get("tenon.request_id"))
             return error_response(http_error(error))
 

@@ -33,7 +33,8 @@ def check_headers(request: Request, max_bytes: int) -> None:
     if kind != "application/json":
         raise HttpError(415, "the body must be JSON: send `Content-Type: application/json`")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", ""):
+    framing = request.headers.get("transfer-encoding", "chunked").strip().lower()
+    if encoding not in ("identity", "") or framing != "chunked":
         raise HttpError(415, "compressed bodies are not taken")
     length = request.headers.get("content-length")
     if length is not None and length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
@@ -60,9 +61,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises `HttpError` (400)."""
     try:
-        value = json.loads(
-            body.decode("utf-8"), parse_constant=_no_constant, parse_int=_int, object_pairs_hook=_unique
-        )
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_int=_int, object_pairs_hook=_unique)
     except RecursionError:
         raise HttpError(400, f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
     except UnicodeDecodeError:

@@ -74,23 +74,21 @@ def handler(services: Services) -> Any:
         config = services.config
         body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
         fields = parse(CompletionFields, body)
-        head = Head(
-            id=f"cmpl-{label_of(request)}", object="text_completion", model=services.check_model(fields.model)
-        )
+        head = Head(id=f"cmpl-{label_of(request)}", object="text_completion", model=services.check_model(fields.model))
         generation, facts = services.ready_generation()
         tokenizer, _ = services.ready_tokenizer()
         params = fields.sampling(
             max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
             logprobs=fields.logprobs,
-            prompt_logprobs=fields.logprobs if fields.echo and fields.prompt_logprobs is None else fields.prompt_logprobs,
+            prompt_logprobs=fields.logprobs
+            if fields.echo and fields.prompt_logprobs is None
+            else fields.prompt_logprobs,
         )
         check_fan_out(fields.prompt, params.n, facts)
         prompts = await unless_gone(
             request, encoded(fields.prompt, tokenizer, add_special_tokens=fields.add_special_tokens is not False)
         )
-        work = Work.start(
-            generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request)
-        )
+        work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
         call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
         return await (streamed(request, call) if fields.stream else whole(request, call))
 
@@ -108,7 +106,8 @@ def check_fan_out(prompt: Prompt, n: int, facts: ModelFacts) -> None:
         )
     if count * n > facts.max_fan_out:
         raise RequestError(
-            f"{count} prompts times n = {n} are {count * n} sequences: at most {facts.max_fan_out} are allowed", param="n"
+            f"{count} prompts times n = {n} are {count * n} sequences: at most {facts.max_fan_out} are allowed",
+            param="n",
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from tenon_core.client.link import EngineLost
+from tenon_core.client.link import EngineLostError
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 LOG = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ class HttpError(Exception):
 
 
 def http_error(error: BaseException) -> HttpError:
-    """Any error as an answer. What is not meant for clients is logged by whoever caught it, and told in general terms."""
+    """Any error as an answer. What is not meant for clients is told in general terms; whoever caught it logs it."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
         return HttpError(400, error.message, param=error.param)
     if isinstance(error, CapacityError):
         return HttpError(429, error.message, code="overloaded", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
-    if isinstance(error, EngineLost):
+    if isinstance(error, EngineLostError):
         return HttpError(503, error.message, code="engine_lost", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, TenonError):
         return HttpError(500, "the engine failed while it worked on this request; the server's log has the cause")
@@ -64,7 +64,10 @@ def http_error(error: BaseException) -> HttpError:
 def not_ready(state: str) -> HttpError:
     """The engine cannot take requests now."""
     return HttpError(
-        503, f"the engine is {state}: try again later", code="not_ready", headers={"Retry-After": str(RETRY_AFTER_SECONDS)}
+        503,
+        f"the engine is {state}: try again later",
+        code="not_ready",
+        headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
     )
 
 

@@ -94,9 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
         has_begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if not has_begun:
             body = msgspec.json.encode(error_body(error))
-            head = (
-                b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            )
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 

@@ -149,5 +149,3 @@ def detokenize(services: Services) -> Any:
         return json_response({"prompt": text})
 
     return post_detokenize
-
-

@@ -18,7 +18,7 @@ import uvicorn
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import Generation
-from tenon_core.client.link import EngineLost
+from tenon_core.client.link import EngineLostError
 from tenon_core.client.model_files import ModelFiles, open_model_files, resolve_path
 from tenon_core.client.supervisor import EngineProcess, EngineState, Supervisor
 from tenon_core.client.templates import ChatTemplate
@@ -195,7 +195,7 @@ class Lifetime:
     def _lose(self, error: TenonError) -> None:
         generation, self.services.generation = self.services.generation, None
         if generation is not None:
-            generation.fail_all(EngineLost("the engine is starting again: try again later"))
+            generation.fail_all(EngineLostError("the engine is starting again: try again later"))
 
 
 def served_name(model: str) -> str:

@@ -40,9 +40,7 @@ class Pieces:
 
 def stream_response(pieces: AsyncIterator[bytes], headers: Mapping[str, str] | None = None) -> StreamingResponse:
     """Pieces as a response. An error on the way becomes the last event but one."""
-    return StreamingResponse(
-        guarded(pieces), media_type="text/event-stream", headers={**HEADERS, **(headers or {})}
-    )
+    return StreamingResponse(guarded(pieces), media_type="text/event-stream", headers={**HEADERS, **(headers or {})})
 
 
 async def guarded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .gguf_types import BY_NAME, SUPPORTED
 
-
 CHUNK_ELEMENTS = 2**18  # expanded at a time, so that temporaries stay in the cache
 
 

@@ -51,7 +51,8 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec, memo: StepMemo) -> Kernel
         if spec.q_norm is not None or spec.k_norm is not None:
             turning = _normalized(turning, q_weight, k_weight)
         if cos_sin is not None:
-            cos, sin = memo.get("angles", positions, lambda of: _angles(of, cos_sin))
+            # a model may have several ropes: a table lives as long as the model, so its id tells them apart
+            cos, sin = memo.get(f"angles {id(cos_sin)}", positions, lambda of: _angles(of, cos_sin))
             turning = torch.addcmul(turning * cos, turning.roll(dim // 2, -1), sin)
         places = memo.get("places", slots, lambda of: kv_cache.split_slots(of, cache.shape[-1] // dim))
         kv_cache.write(turning[:, heads:], value, cache, places)
