@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform as host
 import statistics
 import time
@@ -110,22 +111,34 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measure(engine: Any, rng: np.random.Generator, decode: int) -> dict[str, float]:
-    """One run of every case: tokens a second."""
+    """One run of every case: tokens a second; nan where the machine was too disturbed to tell."""
     run = engine.generate
     long = prompts_of(rng, 1, PREFILL)
     prefill = seconds(lambda: run(long, 1))
-    one = prompts_of(rng, 1, PROMPT)
-    first, rest = seconds(lambda: run(one, 1)), prompts_of(rng, 1, PROMPT)
-    single = (seconds(lambda: run(rest, 1 + decode)) - first) / decode
-    many = prompts_of(rng, CONCURRENT, PROMPT)
-    start, more = seconds(lambda: run(many, 1)), prompts_of(rng, CONCURRENT, PROMPT)
-    step = (seconds(lambda: run(more, 1 + decode)) - start) / decode
+    one, rest = prompts_of(rng, 1, PROMPT), prompts_of(rng, 1, PROMPT)
+    single = per_token(seconds(lambda: run(one, 1)), seconds(lambda: run(rest, 1 + decode)), decode)
+    many, more = prompts_of(rng, CONCURRENT, PROMPT), prompts_of(rng, CONCURRENT, PROMPT)
+    start, whole = seconds(lambda: run(many, 1)), seconds(lambda: run(more, 1 + decode))
+    step = per_token(start, whole, decode)
+    if decode != OUTPUT - 1:
+        whole = start + step * (OUTPUT - 1)
     return {
         "prefill_512_tok_s": PREFILL / prefill,
         "decode_1_tok_s": 1 / single,
-        "concurrent_16_out_tok_s": CONCURRENT * OUTPUT / (start + step * (OUTPUT - 1)),
+        "concurrent_16_out_tok_s": CONCURRENT * OUTPUT / whole,
         "concurrent_16_step_ms": step * 1e3,
     }
+
+
+def per_token(first: float, whole: float, decode: int) -> float:
+    """Seconds of a decode step; nan where the longer run was the quicker one, which says only that neither counts."""
+    return (whole - first) / decode if whole > first else float("nan")
+
+
+def median(values: list[float]) -> float:
+    """Of the runs that count, nan where none does."""
+    kept = [value for value in values if not math.isnan(value)]
+    return statistics.median(kept) if kept else float("nan")
 
 
 def main() -> None:
@@ -153,13 +166,16 @@ def main() -> None:
 
 def report(args: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) -> None:
     """Print medians, and Tenon's ratio to the best Transformers dtype of each case."""
-    medians = {
-        name: {case: statistics.median(run[case] for run in each) for case in each[0]} for name, each in runs.items()
-    }
+    medians = {name: {case: median([run[case] for run in each]) for case in each[0]} for name, each in runs.items()}
     tenon = next(name for name in medians if name.startswith("tenon"))
     peers = [name for name in medians if name.startswith("transformers")]
-    ratios = {
-        case: medians[tenon][case] / max(medians[peer][case] for peer in peers)
+    discarded = {
+        name: count
+        for name, each in runs.items()
+        if (count := sum(math.isnan(v) for run in each for v in run.values()))
+    }
+    ratios = {  # nan beside any nan: a peer that could not be measured is not one that was beaten
+        case: medians[tenon][case] / float(np.max([medians[peer][case] for peer in peers]))
         for case in medians[tenon]
         if peers and case.endswith("tok_s")
     }
@@ -173,12 +189,14 @@ def report(args: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) ->
         "repeat": args.repeat,
     }
     if args.json:
-        print(json.dumps({"setting": setting, "medians": medians, "ratios": ratios}))
+        print(json.dumps({"setting": setting, "medians": medians, "ratios": ratios, "discarded": discarded}))
         return
     print("  ".join(f"{key}={value}" for key, value in setting.items()))
     width = max(map(len, medians))
     for name, cases in medians.items():
         print(f"{name:{width}}  " + "  ".join(f"{case}={value:.1f}" for case, value in cases.items()))
+    if discarded:
+        print(f"discarded values (machine disturbed): {discarded}")
     print("tenon / best transformers: " + "  ".join(f"{case}={value:.2f}" for case, value in ratios.items()))
 
 

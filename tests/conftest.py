@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
 from driver import build, installed_platforms, model_source, open_platform
 from equality import Reference, hf_reference
-from tenon_core.engine.assembly import Assembled
 from tiny_models import TINY, TinyModel, make_tiny
+
+from tenon_core.engine.assembly import Assembled
 
 PLATFORMS = ("reference", "cpu", "sim")  # those whose arithmetic can be compared here
 
@@ -31,7 +32,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
     """Makes a tiny checkpoint once a session."""
     folder = tmp_path_factory.mktemp("tiny")
 
-    @lru_cache(maxsize=None)
+    @cache
     def make(name: str) -> TinyModel:
         return make_tiny(name, folder)
 
@@ -42,7 +43,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
 def reference_of(tiny_model: Callable[[str], TinyModel]) -> Callable[[str], Reference]:
     """The Transformers reference of a tiny checkpoint."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def make(name: str) -> Reference:
         return hf_reference(tiny_model(name).model)
 

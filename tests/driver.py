@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tenon_core.config import EngineConfig
 from tenon_core.engine.assembly import Assembled, ModelSource, Sockets, assemble
 from tenon_core.engine.engine import Engine
@@ -75,9 +76,7 @@ def build(
 ) -> Assembled:
     """An engine on `platform`. flat: fields of the engine's configuration; few rows unless said otherwise."""
     config = EngineConfig.from_flat(model=source.name, **{"max_num_seqs": 8, **flat})
-    return assemble(
-        config, Sockets.open(platform), source, dtype=dtype, kv_dtype=dtype, max_model_len=max_model_len
-    )
+    return assemble(config, Sockets.open(platform), source, dtype=dtype, kv_dtype=dtype, max_model_len=max_model_len)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +117,9 @@ class Outcome:
         return FinishReason(self.finished[sequence_key(request_id, sample)].reason)
 
 
-def request(request_id: int, prompt: Sequence[int], *, salt: str = "", priority: int = 0, **params: Any) -> GenerateRequest:
+def request(
+    request_id: int, prompt: Sequence[int], *, salt: str = "", priority: int = 0, **params: Any
+) -> GenerateRequest:
     """A request; greedy, 32 tokens and no stop at end tokens unless said otherwise."""
     chosen = {"temperature": 0.0, "max_tokens": 32, "ignore_eos": True, "seed": request_id, **params}
     return GenerateRequest(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from tenon_platforms.noise import gumbel, token_bits
 
 Scores = npt.NDArray[np.float64]  # [vocab]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from driver import Outcome, drive, prompts_of, request
 from equality import Reference, assert_greedy_equal
+
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, sequence_key
 from tenon_core.execution.delta import StepDelta, decode_delta, encode_delta

@@ -1,4 +1,4 @@
-"""Sampling through the whole engine: stops, log-probabilities, and every parameter against the definition in float64."""
+"""Sampling through the whole engine: stops, log-probabilities, every parameter against its definition in float64."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from driver import Outcome, drive, prompts_of, request
 from equality import MULTIPLE, Reference, assert_greedy_equal
 from sampling_oracle import assert_best, edited, noisy, penalized
+
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, TokenLogprobs, sequence_key
 from tenon_core.sampling.params import SamplingParams
@@ -101,9 +102,7 @@ def test_every_parameter_follows_the_definition(
         assert engine.stats().num_preemptions > 0
     for one, prompt in zip(requests, prompts, strict=True):
         for sample in range(one.params.n):
-            assert_follows(
-                outcome.of(one.id, sample), reference_of("llama"), prompt, one.params, sample=sample
-            )
+            assert_follows(outcome.of(one.id, sample), reference_of("llama"), prompt, one.params, sample=sample)
 
 
 def test_the_same_seed_gives_the_same_tokens_whatever_else_runs(platform_name: str, build_tiny: Build) -> None:
@@ -159,7 +158,9 @@ def test_end_tokens_stop_token_ids_and_limits(platform_name: str, build_tiny: Bu
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_min_tokens_bans_every_stop_until_then(ignore_eos: bool, platform_name: str, build_tiny: Build, reference_of: References) -> None:
+def test_min_tokens_bans_every_stop_until_then(
+    ignore_eos: bool, platform_name: str, build_tiny: Build, reference_of: References
+) -> None:
     (prompt,) = prompts_of((12,))
     free = greedy(build_tiny, platform_name, prompt).of(0)
     place = first_place_of(free, 3)

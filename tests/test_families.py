@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from driver import drive, prompts_of, request
 from equality import Reference, assert_greedy_equal, assert_wide
+
 from tenon_core.engine.assembly import Assembled
 
 pytestmark = pytest.mark.e2e

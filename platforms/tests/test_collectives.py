@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.unit
 
-RANK = '''
+RANK = """
 import sys
 import torch
 from tenon_platforms.collectives import TorchCollectives
@@ -48,7 +48,7 @@ group.barrier()
 assert group.agree("the same plan") and not group.agree(f"plan of rank {rank}")
 group.close()
 print("done", rank)
-'''
+"""
 
 
 def test_two_ranks(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device, Fault

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_platforms import noise
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, SamplingBatch
 from tenon_platforms.ops import sampling_reference

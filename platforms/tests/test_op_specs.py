@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+
 from tenon_platforms.dtypes import DType
 from tenon_platforms.model import AttentionMixer, GatedMLP, Head, Layer, ModelSpec, NormSpec
 from tenon_platforms.ops.attention import AttentionSpec
@@ -106,7 +107,5 @@ def test_specs_are_frozen_hashable_and_summarised_by_what_differs() -> None:
     assert {ATTENTION: 1}[dataclasses.replace(ATTENTION)] == 1
     text = dataclasses.replace(ATTENTION, sliding_window=7).summary()
     assert text.startswith("attention(") and "sliding_window=7" in text and "soft_cap" not in text
-    spec = RopeSpec(
-        head_dim=8, rotary_dim=8, base=1e4, max_positions=9, scaling=RopeScaling(kind="linear", factor=2.0)
-    )
+    spec = RopeSpec(head_dim=8, rotary_dim=8, base=1e4, max_positions=9, scaling=RopeScaling(kind="linear", factor=2.0))
     assert spec.to_dict()["scaling"]["spec"] == "RopeScaling"

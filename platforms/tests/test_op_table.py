@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, PluginError
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No
+from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import OpTable
@@ -108,7 +109,7 @@ def test_a_composites_part_with_an_unknown_feature_goes_to_the_reference() -> No
 
 def test_strict_refuses_the_reference_but_not_decomposition() -> None:
     ops = table(strict=True)
-    with pytest.raises(ConfigError, match="--strict-ops: platform .toy. has no kernel") as found:
+    with pytest.raises(ConfigError, match=r"--strict-ops: platform .toy. has no kernel") as found:
         ops.choose(NORM)
     assert "rms_norm(hidden=8" in found.value.message and "nothing is offered for it" in found.value.message
     assert found.value.remedy is not None and "--strict-ops" in found.value.remedy
@@ -146,7 +147,9 @@ def test_context_tells_choices_apart() -> None:
     from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 
     ops = OpTable(platform="reference")
-    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32)
+    spec = AttentionSpec(
+        num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32
+    )
     write = QKNormRopeKVWriteSpec(num_heads=1, num_kv_heads=1, head_dim=8, dtype=DType.FLOAT32, layout_id="x")
     one, two = (ops.choose(dataclasses.replace(spec, sliding_window=window), "cpu").backend for window in (0, 4))
     assert ops.choose(write, one) is ops.choose(write, one)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_platforms.attention import AttentionBackend, AttentionKernel
 from tenon_platforms.batch import AttentionBatch, GQAInputs, HostBatch
 from tenon_platforms.dtypes import DType
@@ -196,7 +197,9 @@ def test_one_by_one_is_bitwise_the_same_in_any_batch() -> None:
         single = World(backend, [7, 31, 12], 4, 1)
         single.cache, single.table = world.cache, world.table
         single.lengths, single.rows = [world.lengths[index]], [world.rows[index]]
-        alone = backend.run(GQAInputs(query=query[index : index + 1], cache=world.cache), backend.plan(single.batch([1])))
+        alone = backend.run(
+            GQAInputs(query=query[index : index + 1], cache=world.cache), backend.plan(single.batch([1]))
+        )
         assert torch.equal(alone[0], together[index])
 
 

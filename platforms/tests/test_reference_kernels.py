@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.embedding import EmbeddingSpec
 from tenon_platforms.ops.linear import Dense, LinearPart, MergedLinearSpec
@@ -47,7 +48,9 @@ def close(found: torch.Tensor, exact: np.ndarray, dtype: DType, units: float = 4
     assert found.dtype == to_torch(dtype)
     assert found.shape == exact.shape
     if exact.size:
-        np.testing.assert_allclose(wide(found), exact, rtol=units * UNIT[dtype], atol=units * UNIT[dtype] * np.abs(exact).max())
+        np.testing.assert_allclose(
+            wide(found), exact, rtol=units * UNIT[dtype], atol=units * UNIT[dtype] * np.abs(exact).max()
+        )
 
 
 @FEW
@@ -115,7 +118,9 @@ def test_merged_linear(
 
 
 def test_batch_invariant_linear_is_bitwise_the_same_in_any_batch() -> None:
-    spec = MergedLinearSpec(in_features=96, parts=(LinearPart(name="p", out_features=50, scheme=DENSE),), dtype=DType.FLOAT32)
+    spec = MergedLinearSpec(
+        in_features=96, parts=(LinearPart(name="p", out_features=50, scheme=DENSE),), dtype=DType.FLOAT32
+    )
     kernel = table(batch_invariant=True).choose(spec)
     weights = kernel.bind(LinearWeights(parts=({"weight": random(0, 50, 96)},)))
     x = random(1, 33, 96)
@@ -172,7 +177,12 @@ def _gated(x: np.ndarray, gate: torch.Tensor, up: torch.Tensor, down: torch.Tens
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated_mlp(activation: str) -> None:
     hidden, width = 20, 36
-    gate, up, down, x = random(0, width, hidden), random(1, width, hidden), random(2, hidden, width), random(3, 5, hidden)
+    gate, up, down, x = (
+        random(0, width, hidden),
+        random(1, width, hidden),
+        random(2, hidden, width),
+        random(3, 5, hidden),
+    )
     gate_up = MergedLinearSpec(
         in_features=hidden,
         parts=tuple(LinearPart(name=n, out_features=width, scheme=DENSE) for n in ("gate", "up")),
@@ -184,7 +194,8 @@ def test_gated_mlp(activation: str) -> None:
     kernel = table().choose(GatedMLPSpec(gate_up=gate_up, down=last, activation=activation))
     weights = kernel.bind(
         GatedMLPWeights(
-            gate_up=LinearWeights(parts=({"weight": gate}, {"weight": up})), down=LinearWeights(parts=({"weight": down},))
+            gate_up=LinearWeights(parts=({"weight": gate}, {"weight": up})),
+            down=LinearWeights(parts=({"weight": down},)),
         )
     )
     close(kernel.run(x, weights), _gated(wide(x), gate, up, down, activation), DType.FLOAT32, units=200)
@@ -196,7 +207,11 @@ def test_gated_mlp(activation: str) -> None:
 def test_moe_layer(experts: int, top_k: int, tokens: int, renormalize: bool, invariant: bool) -> None:
     hidden, width = 12, 20
     router, x = random(0, experts, hidden), random(1, tokens, hidden)
-    gate, up, down = random(2, experts, width, hidden), random(3, experts, width, hidden), random(4, experts, hidden, width)
+    gate, up, down = (
+        random(2, experts, width, hidden),
+        random(3, experts, width, hidden),
+        random(4, experts, hidden, width),
+    )
     spec = MoESpec(
         hidden=hidden,
         intermediate=width,
@@ -219,7 +234,9 @@ def test_moe_layer(experts: int, top_k: int, tokens: int, renormalize: bool, inv
         best = np.argsort(-scores)[:top_k]
         total = scores[best].sum() if renormalize else 1.0
         for expert in best:
-            exact[token] += scores[expert] / total * _gated(wide(x)[token], gate[expert], up[expert], down[expert], "silu")
+            exact[token] += (
+                scores[expert] / total * _gated(wide(x)[token], gate[expert], up[expert], down[expert], "silu")
+            )
     found = kernel.run(x, weights)
     close(found, exact, DType.FLOAT32, units=200)
 
@@ -231,7 +248,9 @@ def _rotated(x: np.ndarray, angles: np.ndarray, *, interleaved: bool, factor: fl
     """x: [tokens, heads, dim]; angles: [tokens, rotary_dim / 2]; pair by pair, as a complex product."""
     half, out = angles.shape[1], x.copy()
     turn = factor * np.exp(1j * angles)[:, None, :]
-    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
     turned = (x[..., first] + 1j * x[..., second]) * turn
     out[..., first], out[..., second] = turned.real, turned.imag
     return out

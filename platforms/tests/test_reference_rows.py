@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_platforms.batch import NUM_ROW_COLUMNS, HostBatch, RowState, StepInputs
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.table import OpTable
@@ -78,8 +79,8 @@ def test_prepare_inputs(sizes: list[int], padding: int, block_size: int, groups:
         write_blocks=empty,
         num_valid=tensor([tokens, len(sizes), len(sizes)]),
     )
-    found_ids, slots = OpTable(platform="reference").choose(PrepareInputsSpec(block_sizes=(block_size,) * groups)).run(
-        inputs, state
+    found_ids, slots = (
+        OpTable(platform="reference").choose(PrepareInputsSpec(block_sizes=(block_size,) * groups)).run(inputs, state)
     )
     assert found_ids.dtype == torch.int32 and len(slots) == groups
     for token in range(tokens):

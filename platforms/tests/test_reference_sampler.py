@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_oracle import assert_best, edited, noisy, penalized
+
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, SamplingBatch
 from tenon_platforms.noise import sequence_key
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
@@ -216,8 +217,10 @@ def test_token_logprobs(k: int, dtype: torch.dtype) -> None:
 def test_logprobs_of_masked_logits_are_minus_infinity() -> None:
     logits = torch.full((1, VOCAB), -torch.inf)
     logits[0, 3] = 5.0
-    found = OpTable(platform="reference").choose(TokenLogprobsSpec(vocab_size=VOCAB)).run(
-        logits, torch.tensor([4], dtype=torch.int32), 1
+    found = (
+        OpTable(platform="reference")
+        .choose(TokenLogprobsSpec(vocab_size=VOCAB))
+        .run(logits, torch.tensor([4], dtype=torch.int32), 1)
     )
     assert found.chosen.item() == -np.inf and found.top.item() == 0.0 and found.top_ids.item() == 3
     assert found.rank.item() == 2

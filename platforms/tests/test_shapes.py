@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tenon_platforms.errors import CapacityError
 from tenon_platforms.shapes import GREEDY, DynamicShapes, LatticeShapes, SamplingMode, ScheduleLimits, ShapeKey
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from driver import build
+
 from tenon_core.engine.assembly import Assembled, ModelSource
 from tenon_core.models.registry import family_of
 from tenon_core.models.weights import DummySource

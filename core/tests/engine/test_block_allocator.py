@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from tenon_core.engine.block_allocator import NULL_BLOCK, LRUBlockAllocator
 from tenon_platforms.errors import CapacityError
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from null_engine import MAX_LEN, VARIANTS, null_engine
+
 from tenon_core.engine.messages import FinishReason, GenerateRequest, split_key
 from tenon_core.execution.delta import StepDelta
 from tenon_platforms.errors import CapacityError, RequestError

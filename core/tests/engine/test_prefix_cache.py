@@ -1,4 +1,4 @@
-"""The prefix cache: chains tell prefixes and tenants apart, and a hit is the longest prefix that every group can use."""
+"""The prefix cache: chains tell prefixes and tenants apart; a hit is the longest prefix that every group can use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tenon_core.engine.block_allocator import NULL_BLOCK, LRUBlockAllocator
 from tenon_core.engine.prefix_cache import PrefixCache, chain, group_hash, root_hash
 

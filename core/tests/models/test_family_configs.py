@@ -1,10 +1,11 @@
-"""Families read configurations as they are on the hub and as Transformers 5 writes them, and refuse what they cannot."""
+"""Families read configurations as the hub has them and as Transformers 5 writes them, and refuse what they cannot."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+
 from tenon_core.models.registry import families, family_of
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.model import GatedMLP, ModelSpec, MoE
@@ -94,7 +95,10 @@ def test_specs_are_hashable_data(architecture: str) -> None:
             },
         ),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, "rope_theta": 1e6},
+            {
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+                "rope_theta": 1e6,
+            },
             {
                 "rope_parameters": {
                     "rope_type": "yarn",
@@ -174,14 +178,10 @@ def test_biases() -> None:
 
 def test_experts() -> None:
     layer = spec(QWEN3_MOE).layers[3]
-    assert layer.ffn == MoE(
-        intermediate=48, num_experts=8, top_k=2, renormalize=True, activation="silu"
-    )
+    assert layer.ffn == MoE(intermediate=48, num_experts=8, top_k=2, renormalize=True, activation="silu")
     assert spec(QWEN3_MOE, num_experts="absent", num_local_experts=8) == spec(QWEN3_MOE)
     mixtral = spec(MIXTRAL)
-    assert mixtral.layers[0].ffn == MoE(
-        intermediate=96, num_experts=4, top_k=2, renormalize=True, activation="silu"
-    )
+    assert mixtral.layers[0].ffn == MoE(intermediate=96, num_experts=4, top_k=2, renormalize=True, activation="silu")
     assert mixtral.layers[0].mixer.rope.base == 1e6
     assert isinstance(spec(LLAMA).layers[0].ffn, GatedMLP)
 
@@ -191,7 +191,11 @@ def test_experts() -> None:
     [
         (LLAMA, {"mlp_bias": True}, "mlp_bias = True"),
         (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        (LLAMA, {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}, "partial_rotary_factor = 0.25"),
+        (
+            LLAMA,
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+            "partial_rotary_factor = 0.25",
+        ),
         (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
         (QWEN2, {"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "rope scaling 'mrope' is not supported"),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, "without a 'factor'"),

@@ -41,7 +41,7 @@ _HOME = {
     "model": ("AttentionMixer", "GatedMLP", "Head", "Layer", "ModelSpec", "MoE", "NormSpec"),
     "ops.attention": ("AttentionSpec",),
     "ops.embedding": ("EmbeddingSpec",),
-    "ops.kernel": ("Kernel", "KernelFlags", "No", "WeightUse"),
+    "kernel": ("Kernel", "KernelFlags", "No", "WeightUse"),
     "ops.linear": ("Dense", "GGUFBlocks", "LinearPart", "MergedLinearSpec", "WeightScheme"),
     "ops.mlp": ("ActivationMulSpec", "GatedMLPSpec"),
     "ops.moe": ("MoESpec",),
@@ -59,7 +59,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - derived from the table above
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

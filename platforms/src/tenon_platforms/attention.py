@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from .kernel import Kernel
 from .kv_layout import KVLayout
-from .ops.kernel import Kernel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -87,6 +87,7 @@ class Event:
 
 
 NULL_EVENT = Event()
+HOST = torch.device("cpu")  # where host tensors live
 LAZY_BYTES = 2**20  # smaller host tensors are zeroed at once
 
 
@@ -99,7 +100,7 @@ class Device:
     """
 
     info: DeviceInfo = field(default_factory=lambda: DeviceInfo(id=0, name="host"))
-    torch_device: Any = field(default_factory=lambda: torch.device("cpu"))
+    torch_device: Any = field(default_factory=lambda: HOST)
     is_async: bool = False
     memory_share: float = 0.4
     load_policy: LoadPolicy = LoadPolicy.MMAP
@@ -127,7 +128,7 @@ class Device:
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A zeroed tensor on the device. On the host its pages are taken only when they are first written."""
-        if self.torch_device.type == "cpu":
+        if self.torch_device == HOST:
             return _zero_pages(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 

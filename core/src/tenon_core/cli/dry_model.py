@@ -23,7 +23,7 @@ from tenon_core.models.builder import ModelBuilder
 from tenon_core.models.weights import WeightReader, WeightSource, tensor_shapes
 from tenon_platforms.dtypes import DType
 from tenon_platforms.execution import EngineLimits
-from tenon_platforms.ops.kernel import Kernel
+from tenon_platforms.kernel import Kernel
 from tenon_platforms.ops.linear import Dense, WeightScheme
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import Choice, OpTable

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tenon_platforms.selection import SelectionRequest, load_selected, select
 
 from tenon_core.config import EngineConfig
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
@@ -36,6 +35,7 @@ from tenon_platforms.manifest import Manifest
 from tenon_platforms.model import ModelSpec
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.platform import Platform
+from tenon_platforms.selection import SelectionRequest, load_selected, select
 from tenon_platforms.version import contract_version_text
 
 from .assembly import Assembled, ModelSource, Sockets, assemble
@@ -106,10 +106,9 @@ def start_with_report(
         assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype)
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)
-    with clock.phase("warm up"), _no_garbage_collection():
-        with sockets.device.inference_context():
-            for key in assembled.policy.eager_keys():
-                assembled.runner.prepare(key)
+    with clock.phase("warm up"), _no_garbage_collection(), sockets.device.inference_context():
+        for key in assembled.policy.eager_keys():
+            assembled.runner.prepare(key)
     plan = resolved_plan(config, platform, manifest, assembled, dtype, kv_dtype)
     with clock.phase("first request"):
         answer_one(assembled.engine)

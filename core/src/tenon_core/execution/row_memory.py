@@ -12,7 +12,7 @@ import torch
 
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, RowState
 from tenon_platforms.device import Device
-from tenon_platforms.ops.kernel import Kernel
+from tenon_platforms.kernel import Kernel
 
 from .delta import NO_BLOCKS, NO_INTS, Int32, RowStart, StepDelta
 from .packing import flat_places

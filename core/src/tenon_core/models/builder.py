@@ -17,9 +17,9 @@ from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
+from tenon_platforms.kernel import Kernel, WeightUse
 from tenon_platforms.model import GatedMLP, Layer, ModelSpec, MoE, NormSpec
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.kernel import Kernel, WeightUse
 from tenon_platforms.ops.linear import LinearPart, MergedLinearSpec
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec

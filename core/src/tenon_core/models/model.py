@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tenon_platforms.attention import AttentionBackend
 from tenon_platforms.batch import GQAInputs
+from tenon_platforms.kernel import Kernel
 from tenon_platforms.model import ModelSpec
-from tenon_platforms.ops.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..attention import AttentionBackend, GraphSupport, attention_kernel
 from ..batch import AttentionBatch, GQAInputs
+from ..kernel import Kernel, KernelFlags
 from ..kv_layout import KVLayout, LayoutKind
 from ..torch_dtypes import to_torch
-from .kernel import Kernel, KernelFlags
 
 if TYPE_CHECKING:
     from ..device import Device

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..kernel import Kernel, KernelFlags
 from ..torch_dtypes import to_torch
-from .kernel import Kernel, KernelFlags
 from .linear_reference import dense_weight
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ..kernel import Kernel, KernelFlags, WeightUse
 from ..torch_dtypes import to_torch
-from .kernel import Kernel, KernelFlags, WeightUse
 from .linear import Dense, GGUFBlocks, WeightScheme
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from .kernel import Kernel, KernelFlags, WeightUse
+from ..kernel import Kernel, KernelFlags, WeightUse
 from .mlp import ActivationMulSpec
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, softmax
 
+from ..kernel import Kernel, KernelFlags, WeightUse
 from ..torch_dtypes import to_torch
-from .kernel import Kernel, KernelFlags, WeightUse
 from .linear_reference import dense_weight
 from .mlp_reference import ACTIVATION_FUNCTIONS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, KernelFlags
+from ..kernel import Kernel, KernelFlags
 
 if TYPE_CHECKING:
     from ..batch import RowState, StepInputs

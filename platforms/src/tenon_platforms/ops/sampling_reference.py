@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..batch import Logprobs, RowColumn, SamplingBatch
+from ..kernel import Kernel, KernelFlags
 from ..noise import PARITY, ROTATIONS
-from .kernel import Kernel, KernelFlags
 
 if TYPE_CHECKING:
     from .sampling import SamplerSpec, TokenLogprobsSpec

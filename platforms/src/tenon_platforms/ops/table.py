@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, PluginError
-from .kernel import Kernel, No
+from ..kernel import Kernel, No
 from .references import REFERENCES
 from .spec import Spec
 

@@ -14,9 +14,9 @@ from tenon_platforms.attention import attention_kernel
 from tenon_platforms.capabilities import Capabilities, Determinism
 from tenon_platforms.device import Device, DeviceInfo
 from tenon_platforms.execution import ExecutableKind, Execution
+from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.model import ModelSpec
 from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.ops.kernel import Kernel, No
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.rows import RowWritesSpec
 from tenon_platforms.ops.table import OpTable

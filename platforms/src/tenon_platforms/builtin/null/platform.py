@@ -16,10 +16,10 @@ from ...batch import AttentionBatch, GQAInputs, Logprobs, StepOutputs
 from ...capabilities import Capabilities, Determinism
 from ...device import Device
 from ...execution import EngineLimits, Executable, ExecutableKind, Execution
+from ...kernel import Kernel, KernelFlags
 from ...kv_layout import KVLayout, LayoutKind
 from ...model import ModelSpec
 from ...ops.attention import AttentionSpec
-from ...ops.kernel import Kernel, KernelFlags
 from ...ops.rows import RowWritesSpec
 from ...ops.table import OpTable
 from ...platform import Platform

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tenon_platforms.ops.kernel import Kernel, No, WeightUse
+from tenon_platforms.kernel import Kernel, No, WeightUse
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from tenon_platforms.batch import RowState
-from tenon_platforms.ops.kernel import Kernel, KernelFlags
+from tenon_platforms.kernel import Kernel, KernelFlags
 from tenon_platforms.ops.rows import RowWritesSpec
 
 from ..device import SimDevice, check_narrow

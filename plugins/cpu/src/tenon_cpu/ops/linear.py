@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tenon_platforms.dtypes import DType
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No, WeightUse
+from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.linear import Dense, GGUFBlocks, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.weights import LinearWeights, PartTensors

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No
+from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.mlp import ActivationMulSpec
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 

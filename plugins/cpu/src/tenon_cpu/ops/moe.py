@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No, WeightUse
+from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec

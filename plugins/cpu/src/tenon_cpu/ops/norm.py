@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.dtypes import DType
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No, WeightUse
+from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 
 FLAGS = KernelFlags(batch_invariant=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from tenon_platforms.attention import attention_kernel
 from tenon_platforms.dtypes import DType
+from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import ActivationMulSpec
 from tenon_platforms.ops.moe import MoESpec

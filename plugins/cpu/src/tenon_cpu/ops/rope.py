@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.dtypes import DType
-from tenon_platforms.ops.kernel import Kernel, KernelFlags, No
+from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.batch import RowColumn, SamplingBatch
-from tenon_platforms.ops.kernel import Kernel, KernelFlags
+from tenon_platforms.kernel import Kernel, KernelFlags
 from tenon_platforms.ops.sampling import SamplerSpec
 from tenon_platforms.ops.sampling_reference import sampler as reference_sampler
 from tenon_platforms.ops.sampling_reference import threefry
