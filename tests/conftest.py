@@ -63,6 +63,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("platform_name", installed_platforms(PLATFORMS))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Variants of a family run everywhere under `-m full`, else on the reference alone."""
+    for item in items:
+        known = getattr(item, "callspec", None)
+        values = {} if known is None else known.params
+        if "-" in values.get("tiny_name", "") and values.get("platform_name") != "reference":
+            item.add_marker(pytest.mark.full)
+
+
 @pytest.fixture
 def build_tiny(tiny_model: Callable[[str], TinyModel]) -> Callable[..., Assembled]:
     """build_tiny(name, platform_name, **flat configuration) -> an assembled engine."""

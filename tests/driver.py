@@ -170,7 +170,7 @@ def installed_platforms(names: Sequence[str]) -> list[str]:
 
 
 def open_platform(name: str, **options: Any) -> Any:
-    """A platform by name, made with options over the manifest's defaults."""
+    """A platform by name, made with options over the manifest's defaults, on one thread unless said otherwise."""
     from importlib import import_module
 
     from tenon_platforms.manifest import read_manifests
@@ -178,4 +178,6 @@ def open_platform(name: str, **options: Any) -> Any:
     manifest = next(one for one in read_manifests().valid if one.name == name)
     module, _, attribute = manifest.entry.partition(":")
     defaults = {option.key: option.default for option in manifest.options}
+    if "threads" in defaults:
+        defaults["threads"] = 1  # tiny models gain nothing from more
     return getattr(import_module(module), attribute)({**defaults, **options})

@@ -221,6 +221,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges as of now."""
+        self.scheduler.settle()
         allocator, cache = self.memory.allocator, self.memory.prefix_cache
         return EngineStats(
             num_running=self.scheduler.num_running,
@@ -243,7 +244,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Rows and blocks add up; call it when idle and after every test."""
         if not self.has_work():
-            self.scheduler.schedule()  # lets the last rows land
+            self.scheduler.settle()
             assert self.memory.allocator.num_free == self.memory.allocator.num_blocks - 1, "KV blocks leaked"
             assert self.table.num_free == self.table.max_rows, "rows leaked"
         self.table.check_integrity()

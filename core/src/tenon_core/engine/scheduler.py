@@ -81,6 +81,10 @@ class Scheduler(Protocol):
         """The next step, or None where nothing can run now. Counters in the row table are advanced."""
         ...
 
+    def settle(self) -> None:
+        """Free the rows and blocks of those that have left and have no step in flight."""
+        ...
+
     def take_released(self) -> tuple[int, ...]:
         """Rows that became free since the last call."""
         ...
@@ -173,7 +177,7 @@ class DefaultScheduler:
     # the step
 
     def schedule(self) -> Schedule | None:
-        self._land()
+        self.settle()
         if self._num_suspects:
             if self._table.in_flight.any():
                 return None  # alone means alone
@@ -237,7 +241,7 @@ class DefaultScheduler:
             rows = rows[self._decoding[rows]]
             short = short[self._decoding[short]]
             if landed:
-                self._land()
+                self.settle()
                 short = self._memory.grow_decodes(short) if len(short) else short
             else:
                 break  # its blocks come free when its step has landed
@@ -434,8 +438,8 @@ class DefaultScheduler:
                 self._reserved_rows -= elder.row != NO_ROW
         sequence.state = SequenceState.ENDED
 
-    def _land(self) -> None:
-        """Free the rows of those that left and have no step in flight; queue the preempted again."""
+    def settle(self) -> None:
+        """Also queues the preempted again."""
         if not self._landing:
             return
         table, flying = self._table, []
