@@ -22,6 +22,8 @@ from tenon_platforms.formats.gguf_reference import dequantize
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLATFORMS = installed_platforms(("reference", "cpu"))
+# the quick profile takes one platform: what a file means is read before any platform sees it
+QUICK_PLATFORMS = [name if name == PLATFORMS[0] else pytest.param(name, marks=pytest.mark.full) for name in PLATFORMS]
 EXACT = {"cpu": {"gguf": "dequantize"}}  # options under which a platform computes with the very weights a file means
 SMALL = sorted(set(TINY_GGUF) - {"wide-llama"})
 
@@ -122,7 +124,7 @@ def assert_same_tokens(tiny: TinyGGUF, reference: Reference, platform_name: str)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("platform_name", PLATFORMS)
+@pytest.mark.parametrize("platform_name", QUICK_PLATFORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_llama_of_every_kind(kind: str, platform_name: str, meant: Callable[[str, str], Meant]) -> None:
     checkpoint = "wide-llama" if kind.endswith("_K") else "llama"  # K-quants come in blocks of 256
@@ -130,7 +132,7 @@ def test_llama_of_every_kind(kind: str, platform_name: str, meant: Callable[[str
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("platform_name", PLATFORMS)
+@pytest.mark.parametrize("platform_name", QUICK_PLATFORMS)
 @pytest.mark.parametrize("name", sorted(set(SMALL) - {"llama"}))
 def test_every_architecture(name: str, platform_name: str, meant: Callable[[str, str], Meant]) -> None:
     assert_same_tokens(*meant(name, "Q8_0"), platform_name)
