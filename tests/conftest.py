@@ -64,11 +64,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Variants of a family run everywhere under `-m full`, else on the reference alone."""
+    """Variants of a family, and what the single-group model shows as well, run everywhere under `-m full` only."""
     for item in items:
         known = getattr(item, "callspec", None)
         values = {} if known is None else known.params
-        if "-" in values.get("tiny_name", "") and values.get("platform_name") != "reference":
+        if values.get("platform_name") == "reference":
+            continue
+        is_variant = "-" in values.get("tiny_name", "")
+        is_repeat = values.get("model") == "gemma3" and values.get("variant") in ("eager", "three rows", "no chunking")
+        if is_variant or is_repeat:
             item.add_marker(pytest.mark.full)
 
 

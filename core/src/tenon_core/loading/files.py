@@ -6,8 +6,6 @@ The one allowed link leads from a hub cache's `snapshots/REVISION` into the `blo
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import stat
 from collections.abc import Iterator
@@ -17,9 +15,12 @@ from typing import Any, BinaryIO
 
 from tenon_platforms.errors import ConfigError
 
+from .strict_json import TooDeepError, loads_strict
+
 MIB = 1 << 20
 MAX_CONFIG_BYTES = 4 * MIB  # the greatest known config is a tenth of this; parsing takes up to 30 times as much memory
 MAX_JSON_DEPTH = 64
+MAX_JSON_DIGITS = 400
 
 
 @contextmanager
@@ -63,17 +64,13 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
 def parse_json(content: bytes, what: str) -> dict[str, Any]:
     """A JSON object; `what` names it in errors."""
     try:
-        value = json.loads(
-            content, parse_constant=_no_constant, parse_int=_int, parse_float=_float, object_pairs_hook=_unique
-        )
-    except RecursionError:
-        raise ConfigError(f"{what} is nested deeper than {MAX_JSON_DEPTH} levels") from None
+        value = loads_strict(content, max_depth=MAX_JSON_DEPTH, max_digits=MAX_JSON_DIGITS)
+    except TooDeepError as error:
+        raise ConfigError(f"{what} is {error}") from None
     except ValueError as error:  # also JSONDecodeError and UnicodeDecodeError
         raise ConfigError(f"{what} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{what} holds a JSON {type(value).__name__}: expected an object")
-    if _is_deeper(value, MAX_JSON_DEPTH):
-        raise ConfigError(f"{what} is nested deeper than {MAX_JSON_DEPTH} levels")
     return value
 
 
@@ -117,45 +114,3 @@ def _roots(folder: Path) -> tuple[Path, ...]:
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith(("models--", "datasets--")):
         return (home, home.parent.parent / "blobs")
     return (home,)
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _int(text: str) -> int:
-    if len(text) > 400:
-        raise ValueError("a whole number of more than 400 digits")
-    return int(text)
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text:.80} is too large a number")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {key!r:.200} comes twice")
-            seen.add(key)
-    return result

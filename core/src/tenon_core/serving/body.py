@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from tenon_core.loading.strict_json import TooDeepError, loads_strict
+
 from .errors import HttpError
 
 MAX_DEPTH = 32
@@ -61,49 +63,15 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises `HttpError` (400)."""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_int=_int, object_pairs_hook=_unique)
-    except RecursionError:
-        raise HttpError(400, f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
+        value = loads_strict(body.decode("utf-8"), max_depth=MAX_DEPTH, max_digits=MAX_DIGITS)
+    except TooDeepError as error:
+        raise HttpError(400, f"the JSON is {error}") from None
     except UnicodeDecodeError:
         raise HttpError(400, "the body is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise HttpError(400, f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
-    except ValueError as error:  # from the hooks below
+    except ValueError as error:
         raise HttpError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise HttpError(400, "the body must be a JSON object")
-    if is_deeper(value, MAX_DEPTH):
-        raise HttpError(400, f"the JSON is nested deeper than {MAX_DEPTH} levels")
     return value
-
-
-def is_deeper(value: Any, limit: int) -> bool:
-    """Whether lists and objects nest more than `limit` deep; level by level, without recursion."""
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _int(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise ValueError(f"a whole number of more than {MAX_DIGITS} digits")
-    return int(text)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object names a key twice")
-    return result
