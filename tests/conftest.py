@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         values = {} if known is None else known.params
         if values.get("platform_name") == "reference":
             continue
-        is_variant = "-" in values.get("tiny_name", "")
+        is_variant = "tiny_name" in values and values["tiny_name"] not in ("llama", "qwen2", "qwen3_moe", "gemma3")
         is_repeat = values.get("model") == "gemma3" and values.get("variant") in ("eager", "three rows", "no chunking")
         if is_variant or is_repeat:
             item.add_marker(pytest.mark.full)

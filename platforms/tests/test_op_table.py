@@ -143,6 +143,7 @@ def test_an_op_without_reference_or_offer_is_refused_by_name() -> None:
 
 
 def test_context_tells_choices_apart() -> None:
+    from tenon_platforms.device import Device
     from tenon_platforms.ops.attention import AttentionSpec
     from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 
@@ -151,6 +152,6 @@ def test_context_tells_choices_apart() -> None:
         num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32
     )
     write = QKNormRopeKVWriteSpec(num_heads=1, num_kv_heads=1, head_dim=8, dtype=DType.FLOAT32, layout_id="x")
-    one, two = (ops.choose(dataclasses.replace(spec, sliding_window=window), "cpu").backend for window in (0, 4))
+    one, two = (ops.choose(dataclasses.replace(spec, sliding_window=window), Device()).backend for window in (0, 4))
     assert ops.choose(write, one) is ops.choose(write, one)
     assert ops.choose(write, one) is not ops.choose(write, two)

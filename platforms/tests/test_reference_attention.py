@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tenon_platforms.attention import AttentionBackend, AttentionKernel
 from tenon_platforms.batch import AttentionBatch, GQAInputs, HostBatch
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
@@ -24,7 +25,7 @@ NUM_ROWS = 10  # rows of the table; a batch holds some of them
 def make_backend(*, batch_invariant: bool = False, **fields: object) -> AttentionBackend:
     known = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 0.3, "dtype": DType.FLOAT32}
     spec = AttentionSpec(**{"kv_dtype": DType.FLOAT32, **known, **fields})
-    kernel = OpTable(platform="reference", batch_invariant=batch_invariant).choose(spec, torch.device("cpu"))
+    kernel = OpTable(platform="reference", batch_invariant=batch_invariant).choose(spec, Device())
     assert isinstance(kernel, AttentionKernel)
     return kernel.backend
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tenon_platforms.errors import ConfigError, PluginError
+from tenon_platforms.errors import ConfigError, PluginError, TenonError
 from tenon_platforms.handshake import is_newer
 from tenon_platforms.selection import (
     PluginLoadError,
@@ -498,3 +498,9 @@ def test_selecting_imports_neither_torch_nor_a_plugin(bench: Bench, tmp_path: Pa
     assert {name.partition(".")[0] for name in ours} == {"tenon_platforms"}
     assert not {"torch", "numpy"} & set(modules)
     assert not {name for name in ours if name.startswith("tenon_platforms.builtin")}
+
+
+def test_an_error_of_a_plugin_says_its_branch_to_other_processes() -> None:
+    with pytest.raises(SelectionError) as found:
+        select(SelectionRequest(platform="nowhere", environ={}))
+    assert (found.value.kind, ConfigError("x").kind, TenonError("x").kind) == ("PluginError", "ConfigError", "TenonError")

@@ -15,6 +15,12 @@ class TenonError(Exception):
         self.message = message
         self.remedy = remedy
 
+    @property
+    def kind(self) -> str:
+        """The branch of this tree an error belongs to, by name: all that crosses into another process."""
+        branches = [cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__]
+        return branches[0]
+
 
 class ConfigError(TenonError):
     """The operator asked for something impossible: a flag, a file, a model, a combination."""

@@ -191,7 +191,7 @@ class EngineServer:
         try:
             self.engine.submit(request)
         except (RequestError, CapacityError) as error:
-            self._refuse(request, type(error).__name__, error.message)
+            self._refuse(request, error.kind, error.message)
         except Exception as error:
             LOG.exception("request %d could not be taken in", request.id)
             self._refuse(request, "", f"the request could not be taken in: {type(error).__name__}")
@@ -254,7 +254,7 @@ def main() -> int:
         serve(order, socket)
     except TenonError as error:
         message = error.message if error.remedy is None else f"{error.message}\n  remedy: {error.remedy}"
-        return _fail(socket, type(error).__name__, message)
+        return _fail(socket, error.kind, message)
     except Exception as error:
         LOG.exception("the engine failed")
         return _fail(socket, "DeviceError", f"the engine failed: {type(error).__name__}: {error}")
