@@ -148,6 +148,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_end(key)
         stats = self.engine.stats()
         assert (stats.num_running, stats.num_waiting) == (0, 0)
+        everything = request(0, [1], n=self.engine.facts.max_num_seqs, max_tokens=2)  # needs every row there is
+        assert len(drive(self.engine, [everything]).finished) == self.engine.facts.max_num_seqs
 
     def check_end(self, key: int) -> None:
         params = self.asked[split_key(key)[0]].params
@@ -185,17 +187,81 @@ def test_many_requests_of_all_sizes_end(variant: str) -> None:
     assert all(len(outcome.of(i)) == 1 + i * 5 % 20 for i in range(40))
 
 
-def test_one_failing_step_ends_nobody_who_can_go_on() -> None:
-    engine = null_engine(num_blocks=100).engine
+def test_one_failing_step_ends_nobody_and_is_forgotten() -> None:
+    engine = null_engine(num_blocks=100, max_num_seqs=5).engine
     executor = engine.executor = Failing(engine.executor)
-    requests = [request(i, [1, 2, 3], max_tokens=20, n=2 if i == 0 else 1) for i in range(3)]
+    requests = [request(i, [1, 2, 3], max_tokens=40, n=2 if i == 0 else 1) for i in range(3)]
+    ended_first: list[int] = []
 
-    def fail_once(step: int, outcome: Outcome) -> None:
+    def on_step(step: int, outcome: Outcome) -> None:
         executor.armed = int(step == 6)
+        if step == 30:  # every sequence has run alone by now: newcomers are admitted again
+            engine.submit(request(9, [1], max_tokens=2))
+        if outcome.finished and not ended_first:
+            ended_first.extend(outcome.finished)
 
-    outcome = drive(engine, requests, on_step=fail_once)
+    outcome = drive(engine, requests, on_step=on_step)
     assert {end.reason for end in outcome.finished.values()} == {FinishReason.LENGTH}
-    assert all(len(tokens) == 20 for tokens in outcome.tokens.values())
+    assert all(len(outcome.of(i)) == 40 for i in range(3)) and len(outcome.of(0, 1)) == 40
+    assert ended_first == [9 << 16]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prompts_do_not_starve_behind_decodes_that_may_not_mix(is_async: bool) -> None:
+    engine = null_engine(num_blocks=100, limits={"mix": False}, is_async=is_async).engine
+    first_tokens: list[int] = []
+
+    def on_step(step: int, outcome: Outcome) -> None:
+        if step in (5, 9):
+            engine.submit(request(step, [1, 2, 3], max_tokens=3))
+        if outcome.tokens.get(9 << 16) and not first_tokens:
+            first_tokens.append(len(outcome.of(0)))
+
+    drive(engine, [request(0, [1, 2], max_tokens=60)], on_step=on_step)
+    assert first_tokens[0] < 20
+
+
+def test_decodes_do_not_starve_behind_a_long_prompt() -> None:
+    engine = null_engine(num_blocks=100, limits={"mix": False, "fixed_chunk": 4}).engine
+    generated: list[int] = []
+
+    def on_step(step: int, outcome: Outcome) -> None:
+        if step == 3:
+            engine.submit(request(1, [2] * 80, max_tokens=1))  # twenty chunks
+        if not outcome.tokens.get(1 << 16):
+            generated.append(len(outcome.of(0)))
+
+    drive(engine, [request(0, [1, 2], max_tokens=60)], on_step=on_step)
+    assert generated[-1] >= 15
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@pytest.mark.parametrize("victims", [(1,), (0,), (2, 1), (0, 3, 1, 2)])
+def test_samples_aborted_before_birth_give_their_rows_back(at: int, victims: tuple[int, ...]) -> None:
+    engine = null_engine(num_blocks=100, max_num_batched_tokens=8).engine
+
+    def on_step(step: int, outcome: Outcome) -> None:
+        if step == at:
+            engine.abort(keys=[1 << 16 | sample for sample in victims])
+
+    outcome = drive(engine, [request(1, [3] * 30, n=4, max_tokens=4)], on_step=on_step)
+    for sample in range(4):
+        assert outcome.reason(1, sample) is (FinishReason.ABORT if sample in victims else FinishReason.LENGTH)
+    assert len(drive(engine, [request(2, [3] * 30, n=4, max_tokens=4)]).finished) == 4
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_prompt_computed_again_brings_its_unborn_samples_along(at: int) -> None:
+    engine = null_engine(num_blocks=100, max_num_batched_tokens=8, max_num_seqs=5).engine
+    executor = engine.executor = Failing(engine.executor)
+
+    def on_step(step: int, outcome: Outcome) -> None:
+        executor.armed = int(step == at)
+
+    for identity in (1, 2, 3):
+        beside = request(10 + identity, [1], max_tokens=8)  # a step of one sequence alone would be its end
+        outcome = drive(engine, [beside, request(identity, [3] * 30, n=4, max_tokens=4)], on_step=on_step)
+        assert [len(outcome.of(identity, sample)) for sample in range(4)] == [4] * 4
 
 
 def test_a_full_queue_refuses_with_a_remedy() -> None:
