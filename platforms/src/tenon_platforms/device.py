@@ -96,6 +96,7 @@ class Device:
     """One device of this process; the base class is the host. Subclasses override what their hardware does otherwise.
 
     torch_device: where tensors are made. is_async: launches return before the work is done, so that overlap pays.
+    load_threads: host threads that may prepare weights at once; more than one where that is work of the host.
     memory_share: of its memory the engine uses unless told otherwise (the host's is shared with everyone).
     """
 
@@ -104,6 +105,7 @@ class Device:
     is_async: bool = False
     memory_share: float = 0.4
     load_policy: LoadPolicy = LoadPolicy.MMAP
+    load_threads: int = 1
     process_model: ProcessModel = field(default_factory=ProcessModel)
 
     def open(self) -> None:

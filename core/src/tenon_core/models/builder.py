@@ -7,6 +7,7 @@ peak is the model plus one layer.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ class ModelBuilder:
         groups = self._groups()
         group_of = {layer: group for group in groups for layer in group.layers}
         embedding, embedding_weights = self._embedding()
-        layers = [self._layer(index, group_of[index]) for index in range(len(self.spec.layers))]
+        layers = self._layers(group_of)
         model = Model(
             spec=self.spec,
             groups=groups,
@@ -77,6 +78,19 @@ class ModelBuilder:
                 LayerGroup(index=index, backend=kernel.backend, layers=plan.layers, window=plan.spec.sliding_window)
             )
         return tuple(groups)
+
+    def _layers(self, group_of: dict[int, LayerGroup]) -> list[BuiltLayer]:
+        """The first layer makes the choices; the others follow them, several at once where preparing is host work."""
+
+        def build(index: int) -> BuiltLayer:
+            with self.device.inference_context():
+                return self._layer(index, group_of[index])
+
+        indices = range(len(self.spec.layers))
+        if self.device.load_threads == 1:
+            return [build(index) for index in indices]
+        with ThreadPoolExecutor(self.device.load_threads) as pool:
+            return [*map(build, indices[:1]), *pool.map(build, indices[1:])]
 
     def _layer(self, index: int, group: LayerGroup) -> BuiltLayer:
         layer, names = self.spec.layers[index], self.names.at(index)

@@ -7,6 +7,7 @@ kept, so `tenon ops` can print it; nothing here runs per step. Reference kernels
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,7 @@ class OpTable:
     platform: str
     strict: bool = False
     batch_invariant: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)  # models are built by several threads
     _offers: dict[type[Spec], list[Offer]] = field(default_factory=dict)
     _choices: dict[tuple[Spec, tuple[int, ...]], Choice] = field(default_factory=dict)
 
@@ -93,11 +95,12 @@ class OpTable:
         Raises `ConfigError` when nothing may serve it: `--strict-ops`, or `--batch-invariant` without such a kernel.
         """
         key = (spec, tuple(id(item) for item in context))
-        choice = self._choices.get(key)
-        if choice is None:
-            choice = self._choices[key] = self._make_choice(spec, context)
-        choice.num_uses += 1
-        return choice.kernel
+        with self._lock:
+            choice = self._choices.get(key)
+            if choice is None:
+                choice = self._choices[key] = self._make_choice(spec, context)
+            choice.num_uses += 1
+            return choice.kernel
 
     def offered(self, spec: Spec) -> Kernel | None:
         """A platform's kernel for an optional composite that has no reference, or None: then build its parts."""

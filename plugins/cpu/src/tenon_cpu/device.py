@@ -31,6 +31,7 @@ class CPUDevice(Device):
         if not self._threads_before:
             self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
+        self.load_threads = self.threads
 
     def close(self) -> None:
         if self._threads_before:
