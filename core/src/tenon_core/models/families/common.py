@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenon_platforms.errors import ConfigError
-from tenon_platforms.model import NormSpec
+from tenon_platforms.model import Head, Layer, ModelSpec, NormSpec
 from tenon_platforms.ops.rope import RopeScaling, RopeSpec
 
 _ACTIVATIONS = {
@@ -112,6 +112,19 @@ def top_k(config: Mapping[str, Any], experts: int) -> int:
 def max_positions(config: Mapping[str, Any], default: int) -> int:
     """The longest context the model was made for."""
     return default if config.get("max_position_embeddings") is None else positive(config, "max_position_embeddings")
+
+
+def decoder(config: Mapping[str, Any], default_positions: int, layers: tuple[Layer, ...]) -> ModelSpec:
+    """A language model of these layers, with the norm they have as its last one."""
+    return ModelSpec(
+        architecture=architecture(config),
+        vocab_size=positive(config, "vocab_size"),
+        hidden=positive(config, "hidden_size"),
+        layers=layers,
+        final_norm=layers[0].pre_mixer,
+        head=Head(tied=bool(config.get("tie_word_embeddings", False))),
+        max_positions=max_positions(config, default_positions),
+    )
 
 
 def layer_windows(config: Mapping[str, Any], window: int) -> tuple[int, ...]:

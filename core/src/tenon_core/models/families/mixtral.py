@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tenon_platforms.model import AttentionMixer, Head, Layer, ModelSpec, MoE
+from tenon_platforms.model import AttentionMixer, Layer, ModelSpec, MoE
 
 from ..family import Family, WeightNames
 from . import common
@@ -38,15 +38,7 @@ def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
         pre_mixer=norm,
         pre_ffn=norm,
     )
-    return ModelSpec(
-        architecture=common.architecture(config),
-        vocab_size=common.positive(config, "vocab_size"),
-        hidden=common.positive(config, "hidden_size"),
-        layers=(layer,) * common.positive(config, "num_hidden_layers"),
-        final_norm=norm,
-        head=Head(tied=bool(config.get("tie_word_embeddings", False))),
-        max_positions=common.max_positions(config, max_positions),
-    )
+    return common.decoder(config, max_positions, (layer,) * common.positive(config, "num_hidden_layers"))
 
 
 WEIGHTS = WeightNames(

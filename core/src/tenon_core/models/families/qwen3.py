@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tenon_platforms.model import AttentionMixer, GatedMLP, Head, Layer, ModelSpec
+from tenon_platforms.model import AttentionMixer, GatedMLP, Layer, ModelSpec
 
 from ..family import Family
 from . import common
@@ -20,15 +20,7 @@ def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
         Layer(mixer=mixer(config, max_positions, window), ffn=ffn, pre_mixer=norm, pre_ffn=norm)
         for window in common.layer_windows(config, used_window(config))
     )
-    return ModelSpec(
-        architecture=common.architecture(config),
-        vocab_size=common.positive(config, "vocab_size"),
-        hidden=common.positive(config, "hidden_size"),
-        layers=layers,
-        final_norm=norm,
-        head=Head(tied=bool(config.get("tie_word_embeddings", False))),
-        max_positions=common.max_positions(config, max_positions),
-    )
+    return common.decoder(config, max_positions, layers)
 
 
 def mixer(config: Mapping[str, Any], max_positions: int, window: int) -> AttentionMixer:
