@@ -36,7 +36,7 @@ void tape_append(TapeFunction function, const void* params, int64_t size) {
 }  // namespace tenon
 
 // Start a tape on the calling thread; null where it already records.
-TENON_API void* tenon_tape_begin() {
+extern "C" TENON_API void* tenon_tape_begin() {
     using namespace tenon;
     if (recording != nullptr) return nullptr;
     recording = new Tape();
@@ -44,7 +44,7 @@ TENON_API void* tenon_tape_begin() {
 }
 
 // Stop recording on the calling thread; the number of calls on the tape.
-TENON_API int64_t tenon_tape_end() {
+extern "C" TENON_API int64_t tenon_tape_end() {
     using namespace tenon;
     if (recording == nullptr) return -1;
     const auto count = static_cast<int64_t>(recording->calls.size());
@@ -55,7 +55,7 @@ TENON_API int64_t tenon_tape_end() {
 }
 
 // Run every call in order; stops at the first that fails and returns its error number.
-TENON_API int tenon_tape_replay(const void* handle) {
+extern "C" TENON_API int tenon_tape_replay(const void* handle) {
     const auto* tape = static_cast<const tenon::Tape*>(handle);
     for (const tenon::Call& call : tape->calls) {
         if (const int error = call.function(tape->params.data() + call.offset)) return error;
@@ -63,4 +63,4 @@ TENON_API int tenon_tape_replay(const void* handle) {
     return 0;
 }
 
-TENON_API void tenon_tape_free(void* handle) { delete static_cast<tenon::Tape*>(handle); }
+extern "C" TENON_API void tenon_tape_free(void* handle) { delete static_cast<tenon::Tape*>(handle); }

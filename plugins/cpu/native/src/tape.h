@@ -14,11 +14,7 @@
 
 #include <cstdint>
 
-#if defined(_WIN32)
-#define TENON_API extern "C" __declspec(dllexport)
-#else
-#define TENON_API extern "C" __attribute__((visibility("default")))
-#endif
+#include "tenon_cpu.h"
 
 namespace tenon {
 
@@ -31,7 +27,7 @@ void tape_append(TapeFunction function, const void* params, int64_t size);
 
 #define TENON_KERNEL(NAME, FUNCTION, PARAMS)                                                       \
     static int NAME##_of_any(const void* params) { return FUNCTION(*static_cast<const PARAMS*>(params)); } \
-    TENON_API int NAME(const PARAMS* params) {                                                     \
+    extern "C" TENON_API int NAME(const PARAMS* params) {                                         \
         ::tenon::tape_append(&NAME##_of_any, params, sizeof(PARAMS));                              \
         return FUNCTION(*params);                                                                  \
     }
