@@ -41,6 +41,7 @@ class NativePlan:
     counters: Tensor
     block_table: Tensor
     block_size: int
+    threads: int
 
 
 def refuses(spec: AttentionSpec) -> No | None:
@@ -79,7 +80,6 @@ class NativeAttention(AttentionBackend):
         )
         self._group = spec.num_heads // spec.num_kv_heads
         self._types = (TYPES[to_torch(spec.dtype)], TYPES[to_torch(spec.kv_dtype)])
-        self._threads = native.num_threads()
         self._partials = torch.empty(0)
         self._counters = torch.zeros(0, dtype=torch.int32)
 
@@ -140,17 +140,18 @@ class NativeAttention(AttentionBackend):
     # once a step
 
     def plan(self, batch: AttentionBatch) -> NativePlan:
-        rows, heads = batch.rows.shape[0], self.spec.num_kv_heads
+        rows, heads, threads = batch.rows.shape[0], self.spec.num_kv_heads, native.num_threads()
         pairs, part = rows * heads, self._group * (self.spec.head_dim + 2)
         if self._counters.shape[0] < pairs:  # plans of static keys keep the ones they began with
             self._counters = torch.zeros(pairs, dtype=torch.int32)
             self._partials = torch.empty(pairs * MOST_PARTS * part)
         plan = NativePlan(
-            lines=torch.zeros(PLAN_HEADER + 8 * rows + 4 * (self._threads + 1), dtype=torch.int32),
+            lines=torch.zeros(PLAN_HEADER + 8 * rows + 4 * (threads + 1), dtype=torch.int32),
             partials=self._partials,
             counters=self._counters,
             block_table=batch.block_table,
             block_size=batch.block_size,
+            threads=threads,
         )
         return self.update(plan, batch)
 
@@ -162,7 +163,7 @@ class NativeAttention(AttentionBackend):
             num_valid=batch.num_valid,
             plan=plan.lines,
             num_rows=batch.rows.shape[0],
-            threads=self._threads,
+            threads=plan.threads,
             kv_heads=self.spec.num_kv_heads,
             group=self._group,
             window=self.spec.sliding_window,

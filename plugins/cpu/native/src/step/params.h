@@ -131,21 +131,23 @@ struct GatherParams {
     int32_t scatters, unused;
 };
 
-// target[i] = source[i] + amount
-struct AddIntParams {
-    const int32_t* source;
-    int32_t* target;
+// Of each element: 0 int32 + amount, 1 int32 < amount as uint8, 2 float32 * factor, 3 float32 / factor.
+struct ScalarParams {
+    const void* source;
+    void* target;
     int64_t count;
-    int32_t amount, unused;
+    int32_t operation, amount;
+    float factor;
+    int32_t unused;
 };
 
-// cap * tanh(x / cap), in place or not.
-struct SoftCapParams {
-    const void* x;
-    void* y;
+// target = condition ? first : second; condition uint8, the rest int32.
+struct ChooseParams {
+    const uint8_t* condition;
+    const int32_t* first;
+    const int32_t* second;
+    int32_t* target;
     int64_t count;
-    float cap;
-    int32_t type;
 };
 
 // From a step's index tensors to token ids and slots; slots: [groups, tokens].
@@ -160,8 +162,7 @@ struct PrepareInputsParams {
     int32_t* ids;
     int32_t* slots;
     int64_t tokens, all_rows, blocks;
-    int32_t groups, unused;
-    int32_t block_sizes[16];
+    int32_t groups, block_size;
 };
 
 // One row's parameters are 13 int32, as RowColumn says. mode bits: 1 noise, 2 filters, 4 penalties, 8 edits, 16 grammar.
