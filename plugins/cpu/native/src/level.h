@@ -66,7 +66,7 @@ TENON_INLINE uint16_t f32_to_f16(float f) {
         std::memcpy(&a, &bits, 4);
         return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(a * 16777216.0f)));
     }
-    return static_cast<uint16_t>(sign | ((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112u << 10));
+    return static_cast<uint16_t>(sign | (((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112u << 10)));
 #endif
 }
 

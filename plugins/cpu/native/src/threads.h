@@ -30,13 +30,14 @@ inline Range share(int64_t n, int thread, int threads) {
 
 // body(thread, threads) on every thread.
 template <class Body>
-void parallel(Body&& body) {
-    run_region([](void* context, int thread, int threads) { (*static_cast<Body*>(context))(thread, threads); }, &body);
+void parallel(const Body& body) {
+    run_region([](void* context, int thread, int threads) { (*static_cast<const Body*>(context))(thread, threads); },
+               const_cast<Body*>(&body));
 }
 
 // body(begin, end, thread) on every thread's share of [0, n).
 template <class Body>
-void parallel_for(int64_t n, Body&& body) {
+void parallel_for(int64_t n, const Body& body) {
     auto run = [&](int thread, int threads) {
         const Range range = share(n, thread, threads);
         if (range.begin < range.end) body(range.begin, range.end, thread);
