@@ -13,6 +13,8 @@ import torch
 
 from tenon_platforms.device import Device, LoadPolicy, ProcessModel
 
+from . import native
+
 
 @dataclass(slots=True, kw_only=True)
 class CPUDevice(Device):
@@ -32,11 +34,15 @@ class CPUDevice(Device):
             self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         self.load_threads = self.threads
+        if native.why_not() is None:
+            native.set_threads(self.threads)
 
     def close(self) -> None:
         if self._threads_before:
             torch.set_num_threads(self._threads_before)
             self._threads_before = 0
+            if native.why_not() is None:
+                native.set_threads(1)
         trim_heap()
 
     def sleep(self, tags: tuple[str, ...]) -> bool:

@@ -4,6 +4,10 @@
 // Codes: unsigned bytes (Q8_0: signed, `SIGNED`). Sum: 16 int32. Part: sums that a level keeps narrow within a block:
 // without VNNI, 16-bit pairs, which must be `drain`ed before they overflow: 2 * 127 * (2^bits - 1) * steps < 2^15.
 
+// GCC turns a chain of integer sums into a tree, whose leaves do not fit the registers: a sum it cannot see through stays
+// where it was written (1.6 times the speed with AVX2).
+#define KEEP_ORDER(value) asm("" : "+v"(value))
+
 #if TENON_LEVEL_NUMBER >= 2
 
 using Codes = __m512i;
@@ -56,7 +60,9 @@ TENON_INLINE Sum sstep(Sum s, Codes w, const int8_t* x) { return _mm512_dpbusd_e
 constexpr bool NARROW = true;
 using Part = __m512i;
 TENON_INLINE Part pstep(Part p, Codes w, const int8_t* x) {
-    return _mm512_add_epi16(p, _mm512_maddubs_epi16(w, four(x)));
+    p = _mm512_add_epi16(p, _mm512_maddubs_epi16(w, four(x)));
+    KEEP_ORDER(p);
+    return p;
 }
 TENON_INLINE Sum pdrain(Part p) { return _mm512_madd_epi16(p, _mm512_set1_epi16(1)); }
 constexpr int SIGNED_OFFSET = 0;
@@ -136,7 +142,10 @@ TENON_INLINE __m256i four(const int8_t* x) {
 constexpr bool NARROW = true;
 TENON_INLINE Part pstep(Part p, Codes w, const int8_t* x) {
     const __m256i v = four(x);
-    return {_mm256_add_epi16(p.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(p.b, _mm256_maddubs_epi16(w.b, v))};
+    p = {_mm256_add_epi16(p.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(p.b, _mm256_maddubs_epi16(w.b, v))};
+    KEEP_ORDER(p.a);
+    KEEP_ORDER(p.b);
+    return p;
 }
 TENON_INLINE Sum pdrain(Part p) {
     const __m256i one = _mm256_set1_epi16(1);
@@ -207,3 +216,4 @@ TENON_INLINE Sum sstep(const Sum& s, const Codes& w, const int8_t* x) {
 #undef TENON_EACH
 
 #endif
+#undef KEEP_ORDER
