@@ -107,20 +107,21 @@ class OutputParser:
         thought, scan = self._reasoning, self.scan
         assert thought is not None
         scan.had_reasoning = True
-        found = yield from scan.copy_to(markers(*thought.closes, *thought.breaks), scan.reasoning)
+        breaks = (mark for mark in thought.breaks if mark in self._openers)
+        found = yield from scan.copy_to(markers(*thought.closes, *breaks), scan.reasoning)
         if found in thought.closes:
             scan.skip(len(found))
 
     def _calls(self, opener: str) -> Steps[None]:
         assert self._tools is not None
         scan = self.scan
-        scan.only_known = False
+        scan.only_known = scan.was_understood = False
         scan.hold()
         try:
             scan.skip(len(opener))
             before = scan.num_calls
             yield from self._tools.parse(scan, opener)
-            if scan.num_calls == before:
+            if scan.num_calls == before and not scan.was_understood:
                 raise MalformedError
             scan.let_go()
         except MalformedError:

@@ -71,6 +71,7 @@ class Scan(Reader):
         self.events: list[Event] = []
         self.num_calls = 0
         self.only_known = False
+        self.was_understood = False  # whether what the last mark began was a message, though no call
         self.had_reasoning = False
         self._content, self._reasoning = Trimmed(CONTENT), Trimmed(REASONING)
         self._name: str | None = None  # of the call being read
@@ -167,6 +168,11 @@ class Scan(Reader):
         text = self.let_go()
         if not is_told and text:
             self.content(text)
+
+    def pass_over(self) -> None:
+        """What was read is neither content nor a call: it was the head of what comes now."""
+        self.let_go()
+        self.was_understood = True
 
     def _forget(self, *, is_one: bool) -> None:
         self.num_calls += is_one

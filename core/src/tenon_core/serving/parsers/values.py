@@ -194,7 +194,7 @@ def text_of(reader: Reader, dialect: Dialect = JSON) -> Steps[str]:
 
 def as_json(text: str, dialect: Dialect) -> str | None:
     """A whole text that is one value, as JSON; None where it is none."""
-    reader, parts = Reader(), []
+    reader, parts = Reader(), list[str]()
     reader.feed(text)
     reader.is_ended = True
     try:
