@@ -25,7 +25,7 @@ TOOLS = [
     tool("mixed", value={"type": ["string", "null"]}, ratio={"type": "number"}, free={}),
 ]
 SCHEMAS = {one["name"]: one["parameters"] for one in TOOLS}
-LONG = "".join(f"line {place}: \u00e9\u20ac\U0001f600 \"quoted\" back\\slash\n" for place in range(60))
+LONG = "".join(f'line {place}: \u00e9\u20ac\U0001f600 "quoted" back\\slash\n' for place in range(60))
 CASES: dict[str, list[Call]] = {
     "simple": [("get_weather", {"city": "Paris"})],
     "multiple": [("get_weather", {"city": "Paris", "unit": "celsius", "days": 3})],
@@ -130,10 +130,8 @@ def mark(words: str) -> str:
 
 
 def deepseek_v3(calls: list[Call]) -> str:
-    written = "\n".join(
-        f"{mark('tool call begin')}function{mark('tool sep')}{name}\n```json\n{compact(given)}\n```{mark('tool call end')}"
-        for name, given in calls
-    )
+    begin, end = f"{mark('tool call begin')}function{mark('tool sep')}", mark("tool call end")
+    written = "\n".join(f"{begin}{name}\n```json\n{compact(given)}\n```{end}" for name, given in calls)
     return mark("tool calls begin") + written + mark("tool calls end")
 
 

@@ -15,7 +15,9 @@ from tenon_core.serving.parsers.formats.base import ReasoningFormat
 from tenon_core.serving.parsers.registry import load_parsers
 
 
-def parser(tools: str = "none", reasoning: str = "none", *, schemas: Any = SCHEMAS, prompt: str = "", **options: Any) -> OutputParser:
+def parser(
+    tools: str = "none", reasoning: str = "none", *, schemas: Any = SCHEMAS, prompt: str = "", **options: Any
+) -> OutputParser:
     parsers = load_parsers(tools, reasoning, None)
     made = OutputParser(parsers.tools, parsers.reasoning, tools=schemas, prompt=prompt, **options)
     numbers = itertools.count()
@@ -51,4 +53,13 @@ def read(made: OutputParser, pieces: Iterable[str]) -> dict[str, Any]:
     return together(events + made.finish())
 
 
-__all__ = ["REASONING_PARSERS", "TOOL_PARSERS", "ReasoningFormat", "load_registered", "parser", "pieces_of", "read", "together"]
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "ReasoningFormat",
+    "load_registered",
+    "parser",
+    "pieces_of",
+    "read",
+    "together",
+]

@@ -99,9 +99,9 @@ class OutputParser:
             yield from self._think()
             yield from scan.space(scan.content)
         letter = yield from scan.peek()
-        if self._tools is not None and letter and letter in self._tools.bare and self.scan.tools:
-            if not (yield from scan.which(markers(*self._openers))):
-                yield from self._calls("")
+        bare = "" if self._tools is None or not scan.tools else self._tools.bare
+        if letter and letter in bare and not (yield from scan.which(markers(*self._openers))):
+            yield from self._calls("")
 
     def _think(self) -> Steps[None]:
         thought, scan = self._reasoning, self.scan

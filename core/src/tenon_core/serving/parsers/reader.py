@@ -171,6 +171,14 @@ class Reader:
             self.skip(len(found))
         return found
 
+    def closing(self, *texts: str) -> Steps[str]:
+        """Read one of the texts if it comes next, or, at the text's end, the beginning of one: it was cut off."""
+        wanted = markers(*texts)
+        found = yield from self.literal(*texts)
+        if not found and self.is_ended and wanted.cut(self.text, self.place) == self.place:
+            self.take(len(self.text))
+        return found
+
     def copy_until(self, wanted: Markers, emit: Emit, limit: int | None = None) -> Steps[str]:
         """Give all text before the first marker to `emit`; read the marker and return it, empty at the text's end.
 

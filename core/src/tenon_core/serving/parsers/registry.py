@@ -26,7 +26,7 @@ FLAGS = {TOOL_PARSERS: "--tool-call-parser", REASONING_PARSERS: "--reasoning-par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsers:
-    """What a server reads its model's answers with. tool_name, reasoning_name: for the log; empty where there is none."""
+    """What a server reads answers with. tool_name, reasoning_name: for the log; empty where there is none."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None

@@ -1,6 +1,6 @@
 """Which JSON types an argument may have, by its tool's schema, and an argument's text as JSON of such a type.
 
-For formats that write arguments as bare text. Sees `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf`, and local `$ref`s.
+For formats that write arguments as bare text. Sees `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`.
 """
 
 from __future__ import annotations

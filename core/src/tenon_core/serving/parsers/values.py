@@ -59,7 +59,7 @@ PYTHON = Dialect(
 
 def gemma(quote: str) -> Dialect:
     """Gemma's notation: keys bare, texts between two `quote` marks."""
-    return Dialect(quotes={quote: quote, '"': '"'}, words=_JSON_WORDS, has_bare_keys=True)
+    return Dialect(quotes={quote: quote}, words=_JSON_WORDS, has_bare_keys=True)
 
 
 def escaped(text: str) -> str:

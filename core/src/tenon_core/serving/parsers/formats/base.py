@@ -1,4 +1,4 @@
-"""`ToolFormat` and `ReasoningFormat`: what a family declares. A third party's is a subclass, or one of ours filled in."""
+"""`ToolFormat` and `ReasoningFormat`: what a family declares; third parties' are no different."""
 
 from __future__ import annotations
 

@@ -30,4 +30,4 @@ class BraceCalls(ToolFormat):
         yield from container(scan, gemma(self.quote), scan.arguments)
         scan.end()
         yield from scan.space()
-        yield from scan.literal(*self.closers)
+        yield from scan.closing(*self.closers)

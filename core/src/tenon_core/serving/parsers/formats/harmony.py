@@ -45,7 +45,7 @@ class Harmony(ToolFormat):
             yield from arguments(scan)
             scan.end()
             yield from scan.space()
-            yield from scan.literal(*self.silent)
+            yield from scan.closing(*self.silent)
             return
         scan.pass_over()
         is_thought = bool(name) or (channel is not None and channel.group(1) == "analysis")

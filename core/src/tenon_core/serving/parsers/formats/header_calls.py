@@ -20,16 +20,14 @@ def plain_header(header: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderCalls(ToolFormat):
-    """sections: those of `openers` around several calls. before_name, after_name, closers: marks that are optional.
+    """sections: those of `openers` around several calls. closers: marks after a call, each optional.
 
     name_ends: marks that end the header; a brace among them is the arguments' own.
     """
 
     sections: tuple[str, ...] = ()
     section_closers: tuple[str, ...] = ()
-    before_name: tuple[str, ...] = ()
     name_ends: tuple[str, ...]
-    after_name: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
     header: Callable[[str], tuple[str, str | None]] = plain_header
 
@@ -42,14 +40,13 @@ class HeaderCalls(ToolFormat):
         while True:
             yield from self.call(scan)
             yield from scan.space()
-            found = yield from scan.literal(*calls, *self.section_closers)
+            found = yield from scan.closing(*calls, *self.section_closers)
             if found not in calls:
                 return
 
     def call(self, scan: Scan) -> Steps[None]:
         """One call, its mark read."""
         yield from scan.space()
-        yield from scan.literal(*self.before_name)
         parts: list[str] = []
         found = yield from scan.copy_to(markers(*self.name_ends), parts.append, MAX_HEADER)
         name, identity = self.header("".join(parts).strip())
@@ -58,13 +55,10 @@ class HeaderCalls(ToolFormat):
         if found != "{":
             scan.skip(len(found))
         scan.start(name, identity)
-        for mark in self.after_name:
-            yield from scan.space()
-            yield from scan.literal(mark)
         yield from scan.space()
         if not (self.closers and (yield from scan.which(markers(*self.closers)))):
             yield from arguments(scan)
         scan.end()
         for mark in self.closers:
             yield from scan.space()
-            yield from scan.literal(mark)
+            yield from scan.closing(mark)

@@ -42,7 +42,7 @@ class JsonCalls(ToolFormat):
                 elif letter != "{":
                     break
         yield from scan.space()
-        yield from scan.literal(*self.closers)
+        yield from scan.closing(*self.closers)
 
     def _call(self, scan: Scan, *, needs_arguments: bool) -> Steps[None]:
         yield from scan.space()

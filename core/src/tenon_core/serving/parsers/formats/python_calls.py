@@ -39,7 +39,7 @@ class PythonCalls(ToolFormat):
                 if not _KEY.match(letter):
                     break
         yield from scan.space()
-        yield from scan.literal(*self.closers)
+        yield from scan.closing(*self.closers)
 
     def _call(self, scan: Scan) -> Steps[None]:
         yield from scan.space()

@@ -40,7 +40,7 @@ class TagCalls(ToolFormat):
         while True:
             yield from self._call(scan)
             yield from scan.space()
-            if (yield from scan.literal(self.call_open, *self.section_closers)) != self.call_open:
+            if (yield from scan.closing(self.call_open, *self.section_closers)) != self.call_open:
                 return
 
     def _call(self, scan: Scan) -> Steps[None]:

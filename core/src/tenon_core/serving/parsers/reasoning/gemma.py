@@ -9,5 +9,8 @@ from __future__ import annotations
 from ..formats.base import ReasoningFormat
 
 GEMMA4 = ReasoningFormat(
-    opens=("<|channel>thought",), closes=("<channel|>",), breaks=("<|tool_call>",), signs=(("<|channel>thought",), ("<|channel>", "<channel|>"))
+    opens=("<|channel>thought",),
+    closes=("<channel|>",),
+    breaks=("<|tool_call>",),
+    signs=(("<|channel>thought",), ("<|channel>", "<channel|>")),
 )

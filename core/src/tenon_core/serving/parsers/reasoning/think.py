@@ -17,9 +17,7 @@ DEEPSEEK_R1 = ReasoningFormat(
     is_assumed=True,
     signs=(("<\uff5cAssistant\uff5c><think>",), ("<\uff5cAssistant\uff5c>", CLOSE)),
 )
-DEEPSEEK_V3 = ReasoningFormat(
-    opens=(OPEN,), closes=(CLOSE,), signs=(("<\uff5cAssistant\uff5c>", CLOSE, "thinking"),)
-)
+DEEPSEEK_V3 = ReasoningFormat(opens=(OPEN,), closes=(CLOSE,), signs=(("<\uff5cAssistant\uff5c>", CLOSE, "thinking"),))
 QWEN3 = ReasoningFormat(
     opens=(OPEN,), closes=(CLOSE,), breaks=("<tool_call>",), signs=((OPEN, CLOSE), ("<|im_start|>", OPEN))
 )
