@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .events import Event
+from .events import Event, folded
 from .formats.base import ReasoningFormat, ToolFormat
 from .reader import MalformedError, Steps, markers
 from .scan import MAX_CALLS, Scan
@@ -66,7 +66,7 @@ class OutputParser:
             except StopIteration:
                 self._is_done = True
         events, self.scan.events = self.scan.events, []
-        return events
+        return folded(events)
 
     def _run(self) -> Steps[None]:
         scan = self.scan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 CONTENT, REASONING = "content", "reasoning"
 
@@ -28,14 +29,20 @@ class CallDelta:
 Event = TextDelta | CallDelta
 
 
-def fold(events: list[Event], event: Event) -> None:
-    """Append, joining what belongs together, so that a step has one event a call and a kind of text."""
-    last = events[-1] if events else None
-    if isinstance(event, TextDelta):
-        if isinstance(last, TextDelta) and last.kind == event.kind:
-            last.text += event.text
-            return
-    elif isinstance(last, CallDelta) and last.index == event.index:
-        last.arguments += event.arguments
-        return
-    events.append(event)
+def folded(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind, or of one call, joined: a step has few events, whatever it took to find them."""
+    if len(events) < 2:
+        return events
+    found: list[Event] = []
+    for _, run in groupby(events, key=_key):
+        first, *rest = run
+        if isinstance(first, TextDelta):
+            first.text += "".join(one.text for one in rest if isinstance(one, TextDelta))
+        else:
+            first.arguments += "".join(one.arguments for one in rest if isinstance(one, CallDelta))
+        found.append(first)
+    return found
+
+
+def _key(event: Event) -> str | int:
+    return event.kind if isinstance(event, TextDelta) else event.index

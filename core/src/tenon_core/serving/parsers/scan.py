@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .events import CONTENT, REASONING, CallDelta, Event, TextDelta, fold
+from .events import CONTENT, REASONING, CallDelta, Event, TextDelta
 from .reader import MalformedError, Reader
 
 COMMIT = 512  # letters of arguments
@@ -86,14 +86,14 @@ class Scan(Reader):
         """A part of the answer."""
         shown = self._content.take(text, drops_lead=self.had_reasoning or self.num_calls > 0)
         if shown:
-            fold(self.events, TextDelta(CONTENT, shown))
+            self.events.append(TextDelta(CONTENT, shown))
 
     def reasoning(self, text: str) -> None:
         """A part of what was thought."""
         self.had_reasoning = True
         shown = self._reasoning.take(text, drops_lead=True)
         if shown:
-            fold(self.events, TextDelta(REASONING, shown))
+            self.events.append(TextDelta(REASONING, shown))
 
     @property
     def has_content(self) -> bool:
@@ -103,7 +103,7 @@ class Scan(Reader):
     def flush(self) -> None:
         """The end: white space that ends a plain answer is part of it."""
         if not self.num_calls and self._content.blank and (self._content.has_text or not self.had_reasoning):
-            fold(self.events, TextDelta(CONTENT, self._content.blank))
+            self.events.append(TextDelta(CONTENT, self._content.blank))
         self._content.blank = ""
 
     # calls
@@ -144,9 +144,9 @@ class Scan(Reader):
         if self.num_calls < self.max_calls:
             index = self.num_calls
             if self._is_told:
-                fold(self.events, CallDelta(index, None, None, text))
+                self.events.append(CallDelta(index, None, None, text))
             else:
-                fold(self.events, CallDelta(index, self._id or self.new_id(), self._name, text))
+                self.events.append(CallDelta(index, self._id or self.new_id(), self._name, text))
         if not self._is_told:
             self._is_told = True
             self.let_go()
