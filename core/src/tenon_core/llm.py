@@ -83,13 +83,17 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}."""
+        """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}.
+
+        tools: described to the model by the template, in OpenAI's form; its calls stay in the text.
+        """
         many: Any = list(messages)
         conversations: list[Sequence[Message]] = [many] if not many or isinstance(many[0], Mapping) else many
         encoded = [
             self._conversation.encode(
-                one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}
+                one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}, tools=tools
             )
             for one in conversations
         ]

@@ -135,6 +135,11 @@ class ChatFields(SamplingFields):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=64)
+    include_reasoning: bool | None = None
 
 
 class TokenizeFields(Fields):
@@ -146,6 +151,7 @@ class TokenizeFields(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
     return_token_strs: bool | None = None
 
 
@@ -166,7 +172,7 @@ def parse(kind: type[F], body: dict[str, Any]) -> F:
         if body.pop(name, None) is not None:
             raise RequestError(f"{name} is not taken: {why}", param=name)
     for name, neutral in NOT_YET.items():
-        if name in body and not _is_one_of(body.pop(name), neutral):
+        if name in body and name not in kind.model_fields and not _is_one_of(body.pop(name), neutral):
             raise RequestError(f"{name} is not available yet", param=name)
     try:
         return kind.model_validate(body)

@@ -22,6 +22,7 @@ from tenon_platforms.errors import CapacityError, RequestError
 
 from .config import ServerConfig
 from .errors import HttpError, not_ready
+from .parsers.registry import Parsers
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class Services:
     tokenizer: ClientTokenizer | None = None
     vocabulary: TokenBytes | None = None
     conversation: Conversation | None = None
+    parsers: Parsers = field(default_factory=Parsers)
     is_draining: bool = False
 
     @property

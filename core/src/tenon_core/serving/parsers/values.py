@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from .reader import Emit, MalformedError, Reader, Steps, markers
 
-MAX_DEPTH = 64
+MAX_DEPTH = 30  # what clients send back is read to 32
 MAX_SCALAR = 512  # letters of a number or word
 _SCALAR = re.compile(r"[A-Za-z0-9_.+-]+")
 _KEY = re.compile(r"[^\s:,{}\[\]\"'<>]+")
