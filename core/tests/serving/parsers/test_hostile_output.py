@@ -64,7 +64,7 @@ def test_a_call_too_long_to_be_one_is_content_to_the_letter() -> None:
     assert len(whole["calls"]) == 1
     chance = random.Random(0)
     for _ in range(5):
-        cuts = sorted(chance.sample(range(len(text)), 50)) + [MAX_HELD + 3]
+        cuts = [*chance.sample(range(len(text)), 50), MAX_HELD + 3]
         assert read(parser("hermes"), pieces_of(text, sorted(set(cuts)))) == whole
     value = "<tool_call>\n<function=mixed>\n<parameter=free>\n" + "y" * (2 * MAX_HELD) + "\n</parameter></function>"
     whole = read(parser("qwen3_coder"), [value])
@@ -72,9 +72,9 @@ def test_a_call_too_long_to_be_one_is_content_to_the_letter() -> None:
     assert read(parser("qwen3_coder"), pieces_of(value, range(100, len(value), 100))) == whole
 
 
-def test_a_hundred_thousand_openers_one_letter_a_piece() -> None:
+def test_ten_thousands_of_openers_one_letter_a_piece() -> None:
     made = parser("hermes", "qwen3")
-    text = "<tool_call>" * 100_000
+    text = "<tool_call>" * 30_000
     found = read(made, text)
     assert found["content"] == text and found["calls"] == []
 
@@ -86,9 +86,9 @@ def test_any_text_in_any_pieces(name: str, data: st.DataObject) -> None:
     """Soup of marks, half marks, JSON and letters: never an error, and the same however it is cut."""
     marks = MARKS[name]
     atoms = st.sampled_from(
-        [*marks, *(mark[: len(mark) // 2] for mark in marks), "{", "}", "[", "]", '"', "'", ":", ",", "=", "(", ")", "\\",
-         '{"name": "now", "arguments": {}}', '"name": "now"', '"arguments": ', "now", "city", "1.5", "true", "\n", " ",
-         "call:", "to=functions.now", "function", "</think>", "<think>", "\u20ac", "\U0001f600", "x"]
+        [*marks, *(mark[: len(mark) // 2] for mark in marks), "{", "}", "[", "]", '"', "'", ":", ",", "=", "(", ")",
+         "\\", '{"name": "now", "arguments": {}}', '"name": "now"', '"arguments": ', "now", "city", "1.5", "true", "\n",
+         " ", "call:", "to=functions.now", "function", "</think>", "<think>", "\u20ac", "\U0001f600", "x"]
     )  # fmt: skip
     text = "".join(data.draw(st.lists(atoms, max_size=30)))
     whole = read(parser(name, "qwen3"), [text])

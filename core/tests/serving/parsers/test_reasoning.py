@@ -1,4 +1,4 @@
-"""Every reasoning parser: thoughts before the answer, begun by the answer, by the prompt or by neither; and with calls."""
+"""Every reasoning parser: thoughts before an answer, begun by the answer, the prompt or neither; and with calls."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from calls_as_written import mark
 
 from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS, registrations
 from tenon_core.serving.config import ServerConfig
@@ -17,9 +18,9 @@ from tenon_platforms.errors import ConfigError, PluginError
 pytestmark = pytest.mark.unit
 # What each family's chat template has that no other's has, put together from the templates the declarations name.
 TEMPLATES = {
-    "qwen2.5": ('{"<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}"}<|im_start|>', "hermes", ""),
+    "qwen2.5": ('{"<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\"}"}<|im_start|>', "hermes", ""),
     "qwen3": (
-        '{"<|im_start|><tool_call>\\n{\\"name\\": <function-name>"} "</think>" "<think>\\n\\n</think>"', "hermes", "qwen3",
+        '{"<|im_start|><tool_call>\\n{\\"name\\": <function-name>"} "<think>\\n\\n</think>"', "hermes", "qwen3",
     ),
     "qwen3-coder": ("<tool_call>\n<function=example>\n<parameter=a>\n</parameter>\n</function>", "qwen3_coder", ""),
     "llama-3.1": (
@@ -29,11 +30,11 @@ TEMPLATES = {
     "mistral": ("[AVAILABLE_TOOLS] [TOOL_CALLS] [INST]", "mistral", ""),
     "magistral": ("[THINK] [/THINK] [AVAILABLE_TOOLS] [TOOL_CALLS] [ARGS]", "mistral", "mistral"),
     "deepseek-r1": (
-        "<\uff5cAssistant\uff5c><think>\\n <\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c> ```json </think>",
+        f"<\uff5cAssistant\uff5c><think>\\n {mark('tool calls begin')}{mark('tool call begin')} ```json </think>",
         "deepseek_v3", "deepseek_r1",
     ),
     "deepseek-v3.1": (
-        "<\uff5cAssistant\uff5c> if not thinking </think> <\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>",
+        f"<\uff5cAssistant\uff5c> if not thinking </think> {mark('tool calls begin')}{mark('tool call begin')}",
         "deepseek_v31", "deepseek_v3",
     ),
     "gpt-oss": ("<|start|>assistant<|channel|>final<|message|>", "openai", ""),
