@@ -22,7 +22,7 @@ def texts() -> list[tuple[str, str, str, str, str]]:
         for case, calls in CASES.items():
             text = render(calls)
             found.append((f"{way}-{case}", name, case, text, ""))
-            if way not in BARE and name != "openai":
+            if way not in BARE and name != "openai" and case in ("simple", "parallel", "long"):
                 found.append((f"{way}-{case}-text before", name, case, BEFORE + text, BEFORE.strip()))
     return found
 
