@@ -85,6 +85,18 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     ServerConfig(tool_call_parser="none", reasoning_parser="qwen3").check()
 
 
+def test_channels_are_one_format_for_calls_and_reasoning() -> None:
+    for names in (
+        ("auto", "openai_gptoss"),
+        ("openai", "openai_gptoss"),
+        ("none", "openai_gptoss"),
+        ("openai", "none"),
+    ):
+        assert load_parsers(*names, None).channels is not None
+    with pytest.raises(ConfigError, match="hermes"):
+        load_parsers("hermes", "openai_gptoss", None)
+
+
 def test_listing_imports_nothing() -> None:
     code = (
         "import sys\nfrom tenon_core.hookspecs import *\n"

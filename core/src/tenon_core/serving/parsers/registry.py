@@ -50,10 +50,20 @@ def check_name(group: str, name: str) -> None:
 
 
 def load_parsers(tool_name: str, reasoning_name: str, template: str | None) -> Parsers:
-    """The parsers of these names; `auto` takes what suits the chat template, `none` takes none."""
+    """The parsers of these names; `auto` takes what suits the chat template, `none` takes none.
+
+    Raises `ConfigError` for a reasoning parser that reads the calls too and another one for these.
+    """
+    asked = tool_name
     tool_name, tools = _chosen(TOOL_PARSERS, tool_name, template)
     reasoning_name, reasoning = _chosen(REASONING_PARSERS, reasoning_name, template)
     if isinstance(reasoning, Harmony):  # one format for both: whoever asks for a half gets it read as a whole
+        if asked not in (AUTO, NONE) and tools is not reasoning:
+            raise ConfigError(
+                f"--reasoning-parser {reasoning_name} reads channels, tool calls among them, and --tool-call-parser is"
+                f" {asked!r}",
+                remedy="leave --tool-call-parser out, or pass openai",
+            )
         tool_name, tools, reasoning = tool_name or reasoning_name, reasoning, None
     assert tools is None or isinstance(tools, ToolFormat)
     assert reasoning is None or isinstance(reasoning, ReasoningFormat)
