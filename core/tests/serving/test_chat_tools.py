@@ -214,7 +214,7 @@ def test_refusals(ai: openai.OpenAI, changes: dict[str, Any], param: str, words:
 
 
 def test_history(ai: openai.OpenAI) -> None:
-    """What an agent sends back: calls with arguments as a map, the tool's name, reasoning under both names."""
+    """What a client sends back: calls with arguments as a map, the tool's name, reasoning under both names."""
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
     before = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
