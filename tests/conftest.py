@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -86,10 +87,12 @@ def build_tiny(tiny_model: Callable[[str], TinyModel]) -> Callable[..., Assemble
         *,
         eos_token_ids: tuple[int, ...] = (),
         platform_options: dict[str, Any] | None = None,
+        tokenizer_json: Callable[[], str] | None = None,
         **flat: Any,
     ) -> Assembled:
         tiny = tiny_model(name)
         source = model_source(tiny.path, tiny.config, eos_token_ids=eos_token_ids)
+        source = replace(source, tokenizer_json=tokenizer_json)
         return build(source, open_platform(platform_name, **(platform_options or {})), **flat)
 
     return make

@@ -370,9 +370,10 @@ class DefaultScheduler:
         sequence.is_tainted = False
         table.num_prompt[row] = sequence.num_prompt
         table.limit[row] = sequence.limit
-        table.stops_at_eos[row] = not params.ignore_eos
+        table.stops_at_eos[row] = not params.ignore_eos or params.structured_outputs is not None
         table.has_stop_ids[row] = bool(params.stop_token_ids)
         table.wants_logprobs[row] = params.logprobs is not None
+        table.has_grammar[row] = params.structured_outputs is not None
         return row
 
     def _cached_prefix(self, sequence: Sequence) -> list[list[int]]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from tenon_core.config import EngineConfig
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
+from tenon_core.loading.model_tokenizer import open_tokenizer
 from tenon_core.loading.progress import progress
 from tenon_core.loading.sources import resolve_model
 from tenon_core.models.family import Family
@@ -221,6 +222,7 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
         names=family.weights,
         weights=weights,
         eos_token_ids=tuple(checkpoint.eos_token_ids),
+        tokenizer_json=lambda: open_tokenizer(config.model, checkpoint).to_str(),
     )
     sockets.device.seed(config.platform.seed)
     with sockets.device.inference_context(), progress("loading weights", total=total) as advance:

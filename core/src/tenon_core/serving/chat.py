@@ -66,6 +66,7 @@ def handler(services: Services) -> Any:
         generation, _ = services.ready_generation()
         _, conversation = services.ready_tokenizer()
         params = chat_params(fields)
+        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
         encoded = await unless_gone(
             request,
             conversation.encode_async(

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
+from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.observability.metrics import EngineMetrics
@@ -44,6 +45,7 @@ class Services:
     tokenizer: ClientTokenizer | None = None
     vocabulary: TokenBytes | None = None
     conversation: Conversation | None = None
+    grammars: GrammarChecks = field(default_factory=GrammarChecks)
     is_draining: bool = False
 
     @property
