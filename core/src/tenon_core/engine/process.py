@@ -33,6 +33,7 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .messages import (
     AbortRequest,
+    Busy,
     ClientMessage,
     EngineMessage,
     Failed,
@@ -143,7 +144,7 @@ class ServerSocket:
 
 @dataclass(slots=True, kw_only=True)
 class EngineServer:
-    """The loop: messages in, a step, its update out."""
+    """The loop: messages in, a step, its update out. Before a step that will take long, it says so."""
 
     engine: Engine
     socket: ServerSocket
@@ -151,6 +152,14 @@ class EngineServer:
     _is_draining: bool = False
     _is_ending: bool = False
     _last_sent: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.engine.on_step = self._announce
+
+    def _announce(self, num_tokens: int) -> None:
+        seconds = num_tokens * self.engine.token_seconds
+        if seconds > HEARTBEAT_SECONDS:
+            self.socket.send(Busy(seconds=seconds))
 
     def run(self) -> None:
         """Until a client says `Shutdown`."""

@@ -17,8 +17,7 @@ from tenon_platforms.model import ModelSpec
 class WeightNames:
     """Name patterns of a decoder's tensors. A pattern names the module; `.weight` and `.bias` are appended.
 
-    sinks: names the tensor itself, float [heads], of models whose attention has sinks (GPT-OSS's name).
-
+    sinks: the tensor itself, [heads], of models whose attention has sinks (GPT-OSS's name for it).
     experts: (gate, up, down) of one expert; stacked_experts: the same as [experts, out, in] tensors, tried second.
     """
 
