@@ -24,6 +24,7 @@ from fake_engine import SLOW
 from fake_model import model_folder
 from running_server import FOLDER, KEY, RunningServer, free_port, start_server
 
+from tenon_core.client.private_folder import PrivateFolder, remove_abandoned
 from tenon_core.engine.messages import GenerateRequest, Shutdown
 from tenon_core.sampling.params import SamplingParams
 
@@ -274,10 +275,30 @@ def test_draining_has_an_end(own: RunningServer) -> None:
 def test_the_engine_ends_with_its_parent(own: RunningServer) -> None:
     tree = psutil.Process(own.process.pid).children(recursive=True)
     assert tree
+    folder = Path(link_of(own)).parent
+    assert folder.is_dir()
     own.process.kill()
     own.process.wait()
     _, alive = psutil.wait_procs(tree, timeout=10)
     assert not alive, alive
+    assert not folder.exists(), [*folder.iterdir()]
+
+
+def test_what_a_killed_tree_left_goes_with_the_next_start(own: RunningServer) -> None:
+    folder = Path(link_of(own)).parent
+    os.kill(own.engine_pid(), signal.SIGSTOP)  # too late to clean up when its parent goes
+    engine = own.engine_pid()
+    own.process.kill()
+    os.kill(engine, signal.SIGKILL)
+    own.process.wait()
+    assert folder.is_dir(), "something else removed it: this test shows nothing"
+    ours = PrivateFolder()
+    try:
+        assert not folder.exists()
+        assert remove_abandoned(ours.path.parent) == [] and ours.path.is_dir(), "a folder in use was removed"
+    finally:
+        ours.remove()
+    assert not ours.path.exists()
 
 
 def test_the_port_answers_before_the_engine_is_ready(folder: Path, tmp_path: Path) -> None:

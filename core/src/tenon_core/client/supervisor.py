@@ -10,17 +10,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -37,10 +33,10 @@ from tenon_core.engine.messages import (
 from tenon_core.engine.wire import SECRET_BYTES, StartOrder
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
 
+from .private_folder import PrivateFolder
 from .zmq_link import ZmqLink
 
 LOG = logging.getLogger(__name__)
-MAX_SOCKET_PATH = 100  # bytes; the system's limit for unix sockets is 107, or 103
 WATCH_SECONDS = 0.1
 ENGINE_COMMAND = (sys.executable, "-m", "tenon_core.engine.process")
 KINDS: dict[str, type[TenonError]] = {
@@ -61,8 +57,8 @@ class EngineProcess:
     """The subprocess, its private folder and the link's secret."""
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        self.folder = _private_folder()
-        self.address = f"ipc://{self.folder}/engine"
+        self.folder = PrivateFolder()
+        self.address = f"ipc://{self.folder.socket}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._process = subprocess.Popen(
             list(command),
@@ -104,7 +100,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove()
 
 
 def _has_descriptor() -> bool:
@@ -112,15 +108,6 @@ def _has_descriptor() -> bool:
         return sys.stderr.fileno() >= 0
     except (OSError, ValueError, AttributeError):  # replaced or closed
         return False
-
-
-def _private_folder() -> Path:
-    """A folder that only this user may enter (mkdtemp makes it 0700), of a path short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="tenon-"))
-    if len(os.fsencode(folder)) + len("/engine") > MAX_SOCKET_PATH:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="tenon-", dir="/tmp"))
-    return folder
 
 
 @dataclass(slots=True, kw_only=True)
