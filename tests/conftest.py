@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from driver import build, installed_platforms, model_source, open_platform
 from equality import Reference, hf_reference
+from served import make_tiny_folder
 from tiny_models import TINY, TinyModel, make_tiny
 
 from tenon_core.engine.assembly import Assembled
@@ -49,6 +51,12 @@ def reference_of(tiny_model: Callable[[str], TinyModel]) -> Callable[[str], Refe
         return hf_reference(tiny_model(name).model)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a byte tokenizer, for servers."""
+    return make_tiny_folder(tmp_path_factory.mktemp("served") / "tiny")
 
 
 @pytest.fixture(params=sorted(TINY))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
@@ -50,6 +50,8 @@ class Engine:
     device: Device
     depth: int
     max_waiting: int
+    token_seconds: float = 0.0  # of a step with one token, measured at start; among others a token costs less
+    on_step: Callable[[int], None] = lambda num_tokens: None  # tokens in flight, before the host may wait for them
     _flights: deque[Flight] = field(default_factory=deque)
     _requests: dict[int, list[Sequence]] = field(default_factory=dict)
     _ended: list[Finished] = field(default_factory=list)  # to be told with the next update
@@ -151,6 +153,8 @@ class Engine:
         if self.grammars.num_compiling:
             self._add_compiled()
         schedule = self.scheduler.schedule()
+        due = [flight.schedule for flight in self._flights]
+        self.on_step(sum(one.num_tokens for one in (due if schedule is None else (*due, schedule))))
         if schedule is not None:
             self._launch(schedule)
         elif self.grammars.num_compiling and not self._flights:

@@ -50,6 +50,11 @@ class Schedule:
     started: tuple[Sequence, ...] = ()
     born: tuple[Sequence, ...] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in it."""
+        return len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerContext:
