@@ -45,8 +45,12 @@ class ServerConfig:
     keep_alive_timeout: int = flag(5, "seconds after which an idle connection is closed")
     max_connections: int = flag(4096, "greatest number of connections; more are answered 503")
     drain_seconds: int = flag(30, "seconds that running requests have to finish when the server is told to stop")
-    stall_seconds: float = flag(4.0, "seconds of silence after which the engine counts as stalled and /health says so")
-    stall_kill_seconds: float = flag(60.0, "seconds of silence after which the engine is ended and started again")
+    stall_seconds: float = flag(
+        4.0,
+        "seconds of silence, beyond what a step's tokens take, after which the engine counts as stalled and"
+        " /health says so",
+    )
+    stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
     disable_access_log: bool = flag(False, "no log line for each request")
 

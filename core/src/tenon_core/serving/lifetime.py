@@ -120,6 +120,7 @@ class Lifetime:
                 await starter
             if self.services.conversation is not None:
                 self.services.conversation.close()
+            self.services.grammars.close()
             if self.supervisor is not None:
                 await self.supervisor.stop()
             else:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
+from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.observability.metrics import EngineMetrics
@@ -46,6 +47,7 @@ class Services:
     vocabulary: TokenBytes | None = None
     conversation: Conversation | None = None
     parsers: Parsers = field(default_factory=Parsers)
+    grammars: GrammarChecks = field(default_factory=GrammarChecks)
     is_draining: bool = False
 
     @property
