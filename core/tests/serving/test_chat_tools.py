@@ -52,6 +52,7 @@ CALLS = (
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
 ANSWER = f"<think>\nWhich city \u20ac?\n</think>\n\nI look it up.\n{CALLS}"
+NAMED = {"type": "function", "function": {"name": "now"}}
 MEANT = [("get_weather", {"city": "S\u00e3o Paulo \U0001f600"}), ("now", {})]
 
 
@@ -178,8 +179,32 @@ def test_choices(ai: openai.OpenAI) -> None:
     assert whole(ai, **without)["content"] == CALLS
 
 
+def test_forced_calls(ai: openai.OpenAI) -> None:
+    """What the grammar lets through is read as calls: a list, or one tool's arguments."""
+    listed = '[{"name": "get_weather", "parameters": {"city": "Oslo"}}, {"name": "now", "parameters": {}}]'
+    for content, choice, calls in (
+        (listed, "required", [["get_weather", '{"city": "Oslo"}'], ["now", "{}"]]),
+        ("{}", NAMED, [["now", "{}"]]),
+        ("{ }", NAMED, [["now", "{}"]]),
+    ):
+        found = whole(ai, **asked(content, tool_choice=choice))
+        assert found == {"content": "", "reasoning": "", "calls": calls, "reason": "tool_calls"}
+        stream = streamed(ai, **asked(content, tool_choice=choice))
+        assert stream.pop("num_pieces") and stream == found
+
+
+def test_the_grammar_of_forced_calls() -> None:
+    from tenon_core.serving.forced_calls import any_tool, one_tool
+
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    assert json.loads(one_tool("f", city)[1].json or "") == city
+    wanted = json.loads(any_tool({"f": city, "g": {}}, is_one=True)[1].json or "")
+    assert (wanted["minItems"], wanted["maxItems"]) == (1, 1)
+    assert [one["properties"]["name"] for one in wanted["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
+    assert "maxItems" not in json.loads(any_tool({"f": city}, is_one=False)[1].json or "")
+
+
 BROKEN = {"function": {"name": "a", "arguments": "{"}}
-NAMED = {"type": "function", "function": {"name": "now"}}
 
 
 def schema_of(parameters: Any) -> dict[str, Any]:
@@ -189,8 +214,7 @@ def schema_of(parameters: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "param", "words"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "structured output"),
-        ({"tool_choice": NAMED}, "tool_choice", "structured output"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "one of the two"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "none of tools"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "tools is empty"),
         ({"tool_choice": "sometimes"}, "tool_choice", "expected"),

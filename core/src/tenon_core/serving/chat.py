@@ -73,6 +73,8 @@ def handler(services: Services) -> Any:
         _, conversation = services.ready_tokenizer()
         params = chat_params(fields)
         reading = reading_of(fields, services.parsers, lets_choose=config.enable_auto_tool_choice)
+        if reading.structured is not None:
+            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
         await unless_gone(request, services.grammars.check_async(params.structured_outputs))
         encoded = await unless_gone(
             request,

@@ -8,10 +8,13 @@ from typing import Any
 
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.tool_definitions import checked_tools
+from tenon_core.sampling.structured import StructuredOutputs
 from tenon_platforms.errors import RequestError
 
+from .forced_calls import any_tool, one_tool
 from .parsers.engine import OutputParser
 from .parsers.events import CONTENT, Event, TextDelta
+from .parsers.formats.base import ToolFormat
 from .parsers.registry import Parsers
 from .parsers.scan import MAX_CALLS
 from .protocol import ChatFields
@@ -21,7 +24,7 @@ NO_PARSER = (
     ' or send tool_choice "none"'
 )
 NOT_LET = 'this server does not let the model call tools (--no-enable-auto-tool-choice): send tool_choice "none"'
-NO_FORCE = 'tool_choice {} needs structured output, which this server does not have yet: use "auto" or "none"'
+TWO_FORMS = "tool_choice {} says what the output looks like, and so does {}: give one of the two"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,12 +37,19 @@ class Reading:
     max_calls: int = MAX_CALLS
     has_reasoning: bool = True  # whether the client wants it
     prompt: str = ""  # filled once it is rendered
+    forced: ToolFormat | None = None  # how forced calls are written, whatever the model's habit
+    structured: StructuredOutputs | None = None  # what forces them
     _made: dict[int, OutputParser] = field(default_factory=dict)
 
     @property
     def is_needed(self) -> bool:
         """Whether answers are more than text."""
-        return bool(self.schemas) or self.parsers.reasoning is not None or self.parsers.channels is not None
+        return (
+            bool(self.schemas)
+            or self.forced is not None
+            or self.parsers.reasoning is not None
+            or self.parsers.channels is not None
+        )
 
     def shown_ids(self, vocabulary: TokenBytes | None) -> frozenset[int]:
         """Special tokens that the parsers look for."""
@@ -59,8 +69,9 @@ class Reading:
         made = self._made.get(index)
         if made is None:
             tools = self.parsers.tools if self.schemas else self.parsers.channels
+            reasoning = self.parsers.reasoning if self.forced is None else None
             made = self._made[index] = OutputParser(
-                tools, self.parsers.reasoning, tools=self.schemas, prompt=self.prompt, max_calls=self.max_calls
+                self.forced or tools, reasoning, tools=self.schemas, prompt=self.prompt, max_calls=self.max_calls
             )
         return made
 
@@ -113,24 +124,33 @@ def finish_reason(reason: str | None, parser: OutputParser) -> str | None:
 def reading_of(fields: ChatFields, parsers: Parsers, *, lets_choose: bool) -> Reading:
     """How to read this request's answers. Raises `RequestError` for tools or a choice that cannot be."""
     schemas = checked_tools(fields.tools or ())
-    uses = _uses_tools(fields.tool_choice, schemas)
-    if uses and parsers.tools is None:
+    uses = bool(schemas) and fields.tool_choice != "none"
+    is_one = fields.parallel_tool_calls is False
+    forced = _forced(fields.tool_choice, schemas, is_one=is_one)
+    other = next((name for name in ("response_format", "structured_outputs") if getattr(fields, name) is not None), "")
+    if forced is not None and other:
+        raise _refusal(TWO_FORMS.format(repr(fields.tool_choice)[:80], other))
+    if uses and forced is None and parsers.tools is None:
         raise RequestError(NO_PARSER, param="tools")
-    if uses and not lets_choose:
+    if uses and forced is None and not lets_choose:
         raise RequestError(NOT_LET, param="tool_choice")
     return Reading(
         parsers=parsers,
         tools=fields.tools if uses else None,
         schemas=schemas if uses else {},
-        max_calls=1 if fields.parallel_tool_calls is False else MAX_CALLS,
+        max_calls=1 if is_one else MAX_CALLS,
+        forced=None if forced is None else forced[0],
+        structured=None if forced is None else forced[1],
         has_reasoning=fields.include_reasoning is not False,
     )
 
 
-def _uses_tools(choice: Any, schemas: Mapping[str, Any]) -> bool:
-    """Whether the model may call; a choice that forces it is refused."""
+def _forced(
+    choice: Any, schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool
+) -> tuple[ToolFormat, StructuredOutputs] | None:
+    """How a forced call is written, and the grammar of it; None where the model may do as it likes."""
     if choice in (None, "auto", "none"):
-        return bool(schemas) and choice != "none"
+        return None
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -140,9 +160,11 @@ def _uses_tools(choice: Any, schemas: Mapping[str, Any]) -> bool:
             )
         if name not in schemas:
             raise _refusal(f"tool_choice names {name!r:.80}, which is none of tools")
-        raise _refusal(NO_FORCE.format(f"of one tool, {name!r},"))
+        return one_tool(name, schemas[name])
     if choice == "required":
-        raise _refusal(NO_FORCE.format('"required"') if schemas else 'tool_choice is "required" and tools is empty')
+        if not schemas:
+            raise _refusal('tool_choice is "required" and tools is empty')
+        return any_tool(schemas, is_one=is_one)
     raise _refusal(f'tool_choice is {choice!r:.80}: expected "auto", "none", "required" or a tool')
 
 
