@@ -42,8 +42,8 @@ class GrammarChecks:
         if wanted is None:
             return
         plain = msgspec.to_builtins(wanted)
-        digest = hashlib.sha256(msgspec.json.encode(plain)).digest()
-        if digest in self._passed:
+        fingerprint = hashlib.sha256(msgspec.json.encode(plain)).digest()
+        if fingerprint in self._passed:
             return
         try:
             reply = self._pool.ask({"wanted": plain})
@@ -55,7 +55,7 @@ class GrammarChecks:
             ) from None
         if "error" in reply:
             raise RequestError(str(reply["error"]), param=PARAM)
-        self._passed[digest] = None
+        self._passed[fingerprint] = None
         while len(self._passed) > KEPT:
             self._passed.popitem(last=False)
 
