@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tenon_platforms.execution import EagerExecutable, EngineLimits, Executable, Execution
 from tenon_platforms.shapes import DynamicShapes, LatticeShapes, ScheduleLimits, ShapeKey, ShapePolicy
 
-from . import native
-
 if TYPE_CHECKING:
     from tenon_platforms.capabilities import Capabilities
     from tenon_platforms.device import Device
@@ -48,7 +46,7 @@ class CPUExecution(Execution):
 
     def __init__(self, device: Device, *, tape: bool = True) -> None:
         super().__init__(device)
-        self._records = tape and native.why_not() is None
+        self._records = tape
         self._refused: dict[ShapeKey, str] = {}
 
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:

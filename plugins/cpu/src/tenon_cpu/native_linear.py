@@ -64,9 +64,9 @@ def _calls() -> tuple[Any, Any, Any, Any]:
     return pack, new, run, embed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A [rows, columns] weight of a GGML type. packed: uint8, 64-aligned."""
+    """A [rows, columns] weight of a GGML type. packed: uint8, 64-aligned. Without slots: it is referred to weakly."""
 
     type: str
     rows: int
@@ -157,11 +157,6 @@ class NativeLinear:
         handle = getattr(self, "_handle", None)
         if handle is not None:
             native.function("tenon_cpu_linear_free", _POINTER)(handle)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory held."""
-        return sum(part.nbytes for part in self.parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.stride(-1) != 1:

@@ -50,6 +50,10 @@ def _unusual(rest: dict[str, Any]) -> bool:
     return not strided or memory_format not in (None, torch.contiguous_format, torch.preserve_format) or any(rest.values())
 
 
+def _contiguous(empty: Empty, x: Tensor, *, memory_format: Any = torch.contiguous_format) -> Any:
+    return x if x.is_contiguous() and memory_format == torch.contiguous_format else NOT_RECORDED
+
+
 def _index_select(empty: Empty, source: Tensor, dim: int, index: Tensor) -> Any:
     if dim != 0 or not source.is_contiguous() or not _is_index(index):
         return NOT_RECORDED
@@ -116,6 +120,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     aten.empty.memory_format: _empty,
     aten.empty_like.default: _empty_like,
     aten.new_empty.default: _new_empty,
+    aten.contiguous.default: _contiguous,
     aten.index_select.default: _index_select,
     aten.index_put_.default: _index_put,
     aten.add.Tensor: _add,

@@ -1,4 +1,4 @@
-"""Norms, rotation with KV write, activation and lookup by the native library: one call each, any float type.
+"""Norms, rotation with KV write and activation by the native library: one call each, any float type.
 
 Half types round where the contract's references round. What a kernel cannot compute is answered with `No`.
 """
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.kernel import Kernel, KernelFlags, No
-from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import Dense
 from tenon_platforms.ops.mlp import ActivationMulSpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
-from tenon_platforms.ops.weights import PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
 from .. import native_attention
@@ -74,33 +71,6 @@ def activation_mul(spec: ActivationMulSpec) -> Kernel | No:
     return Kernel(name="native", run=run, flags=FLAGS)
 
 
-def embedding(spec: EmbeddingSpec) -> Kernel | No:
-    """run(token_ids, weights) -> y; tables that are not quantized."""
-    dtype = to_torch(spec.dtype)
-    if (number := TYPES.get(dtype)) is None:
-        return _no_type(spec)
-    if not isinstance(spec.scheme, Dense) or to_torch(spec.scheme.stored) not in TYPES:
-        return No(f"looks up float tables, not {spec.scheme.id}")
-    hidden, scale = spec.hidden, float(torch.tensor(spec.scale, dtype=dtype))
-
-    def run(token_ids: Tensor, weights: PartTensors) -> Tensor:
-        rows = weights["weight"]
-        y = torch.empty((token_ids.shape[0], hidden), dtype=dtype)
-        kernel("embedding")(
-            table=rows,
-            ids=token_ids.to(torch.int32).contiguous(),
-            y=y,
-            tokens=token_ids.shape[0],
-            hidden=hidden,
-            scale=scale,
-            stored=TYPES[rows.dtype],
-            type=number,
-        )
-        return y
-
-    return Kernel(name="native", run=run, flags=FLAGS)
-
-
 def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec) -> Kernel | No:
     """run(qkv, positions, cos_sin, q_weight, k_weight, cache, slots) -> q, as the reference's."""
     if spec.layout_id != native_attention.LAYOUT_ID:
@@ -154,5 +124,5 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec) -> Kernel | No:
     return Kernel(name="native", run=run, flags=KernelFlags(batch_invariant=True, in_place=("cache",)))
 
 
-def _no_type(spec: RMSNormSpec | ActivationMulSpec | EmbeddingSpec | QKNormRopeKVWriteSpec) -> No:
+def _no_type(spec: RMSNormSpec | ActivationMulSpec | QKNormRopeKVWriteSpec) -> No:
     return No(f"computes float32, bfloat16 and float16, not {spec.dtype}")
