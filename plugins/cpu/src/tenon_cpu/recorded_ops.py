@@ -66,7 +66,9 @@ def _index_put(empty: Empty, target: Tensor, indices: Any, values: Tensor, accum
     fits = len(indices) == 1 and not accumulate and target.is_contiguous() and values.is_contiguous()
     if not fits or not _is_index(indices[0]) or values.dtype != target.dtype:
         return NOT_RECORDED
-    if values.shape != (indices[0].shape[0], *target.shape[1:]):
+    count = indices[0].shape[0]
+    one = count == 1 and values.shape == target.shape[1:]  # torch strips a leading 1 from what is assigned
+    if not one and values.shape != (count, *target.shape[1:]):
         return NOT_RECORDED
     _gather(values, target, indices[0], line=target[0].nbytes, scatters=True)
     return target
