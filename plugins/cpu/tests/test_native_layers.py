@@ -20,8 +20,6 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel
 from tenon_platforms.noise import gumbel, sequence_key, token_bits
 from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import Dense
 from tenon_platforms.ops.mlp import ActivationMulSpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec
@@ -105,16 +103,6 @@ def test_activation(isa: str, activation: str, dtype: DType, tokens: int, width:
     # the exponent of GELU's tanh form grows as x^3 and with it its rounding; half types lose small results
     bound = (2.5 * UNIT[dtype] + 2.0**-18) * wanted.abs() + (6e-8 * up.abs() + 6e-8 if dtype == DType.FLOAT16 else 1e-7)
     assert bool(((found - wanted).abs() <= bound).all())
-
-
-@ANY
-@given(tokens=st.integers(0, 50), hidden=st.integers(1, 100), stored=st.sampled_from(FLOATS), dtype=st.sampled_from(FLOATS), scale=st.sampled_from([1.0, 8.0]))
-def test_lookup(isa: str, tokens: int, hidden: int, stored: DType, dtype: DType, scale: float) -> None:
-    spec = EmbeddingSpec(vocab_size=33, hidden=hidden, scheme=Dense(stored=stored), dtype=dtype, scale=scale)
-    rows = torch.randn(33, hidden).to(to_torch(stored))
-    ids = torch.randint(0, 33, (tokens,), dtype=torch.int32)
-    found = kernel_of(native_layers.embedding(spec)).run(ids, {"weight": rows})
-    assert torch.equal(found, rows[ids.long()].to(to_torch(dtype)) * scale)
 
 
 @ANY

@@ -34,7 +34,6 @@ STRUCTS: dict[str, str] = {
     ),
     "rms_norm": "p:x,residual,weight,y,total q:rows,hidden f:eps,offset i:type,_",
     "activation_mul": "p:x,y q:rows,width i:activation,type",
-    "embedding": "p:table,ids,y q:tokens,hidden f:scale i:stored,type,_",
     "gather": "p:source,target,index q:count,line i:scatters,_",
     "scalar": "p:source,target q:count i:operation,amount f:factor,_",
     "choose": "p:condition,first,second,target q:count",

@@ -136,7 +136,6 @@ static inline void rotate_head(float* head, const float* cos_sin, int rotary_dim
     }
 }
 
-template <class T>
 static inline void rotate_halves(float* head, const float* cos_sin, int half) {
     for (int i = 0; i < half; i += W) {
         const Vec a = vload(head + i), b = vload(head + half + i);
@@ -171,7 +170,7 @@ static void qk_norm_rope_write(const QKNormRopeWriteParams& p, int64_t begin, in
             if (p.cos_sin != nullptr) {
                 const float* angles = p.cos_sin + static_cast<int64_t>(p.positions[token]) * p.rotary_dim;
                 if (!p.interleaved && p.rotary_dim / 2 % W == 0)
-                    rotate_halves<T>(head, angles, p.rotary_dim / 2);
+                    rotate_halves(head, angles, p.rotary_dim / 2);
                 else
                     rotate_head(head, angles, p.rotary_dim, p.interleaved != 0);
             }

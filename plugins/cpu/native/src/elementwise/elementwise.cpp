@@ -1,4 +1,4 @@
-// Norms, activations, lookups and sampling's passes over a row, compiled once per instruction set.
+// Norms, activations and sampling's passes over a row, compiled once per instruction set.
 #include <cmath>
 #include <cstdint>
 
@@ -18,7 +18,7 @@ namespace {
 
 }  // namespace
 
-extern const ElementKernels element_kernels = {rms_norm, activation_mul, embedding, widen, divide, best, next_at_least, sum_exp};
+extern const ElementKernels element_kernels = {rms_norm, activation_mul, widen, divide, best, next_at_least, sum_exp};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -9,7 +9,6 @@ namespace tenon {
 struct ElementKernels {
     void (*rms_norm)(const RMSNormParams&, int64_t begin, int64_t end);
     void (*activation_mul)(const ActivationMulParams&, int64_t begin, int64_t end);
-    void (*embedding)(const EmbeddingParams&, int64_t begin, int64_t end);
     // What sampling needs of one row of floats.
     void (*widen)(const void* row, int type, float* wide, int64_t n);
     void (*divide)(float* row, float divisor, int64_t n);

@@ -111,22 +111,6 @@ static void activation_mul(const ActivationMulParams& p, int64_t begin, int64_t 
     });
 }
 
-static void embedding(const EmbeddingParams& p, int64_t begin, int64_t end) {
-    with_type(p.stored, [&](auto s) {
-        with_type(p.type, [&](auto t) {
-            using S = decltype(s);
-            using T = decltype(t);
-            const Vec scale = vset(p.scale);
-            for (int64_t token = begin; token < end; ++token) {
-                const S* from = static_cast<const S*>(p.table) + p.ids[token] * p.hidden;
-                T* to = static_cast<T*>(p.y) + token * p.hidden;
-                for (int64_t i = 0; i < p.hidden; i += W)
-                    store_at(to, round_to<T>(load_at(from, i, p.hidden)) * scale, i, p.hidden);
-            }
-        });
-    });
-}
-
 static void widen(const void* row, int type, float* wide, int64_t n) {
     with_type(type, [&](auto t) {
         using T = decltype(t);

@@ -112,16 +112,6 @@ struct ActivationMulParams {
     int32_t activation, type;
 };
 
-// y [tokens, hidden] of `type` = table[ids] of `stored`, times scale.
-struct EmbeddingParams {
-    const void* table;
-    const int32_t* ids;
-    void* y;
-    int64_t tokens, hidden;
-    float scale;
-    int32_t stored, type, unused;
-};
-
 // Lines of `line` bytes: target[i] = source[index[i]], or, `scatters`, target[index[i]] = source[i] in order.
 struct GatherParams {
     const void* source;

@@ -23,11 +23,6 @@ int run_activation_mul(const ActivationMulParams& p) {
     return TENON_OK;
 }
 
-int run_embedding(const EmbeddingParams& p) {
-    split(p.tokens, rows_alone(p.hidden), [&](int64_t begin, int64_t end) { element_kernels().embedding(p, begin, end); });
-    return TENON_OK;
-}
-
 int run_gather(const GatherParams& p) {
     const auto* source = static_cast<const char*>(p.source);
     auto* target = static_cast<char*>(p.target);
@@ -74,7 +69,6 @@ int run_prepare_inputs(const PrepareInputsParams& p) {
 
 TENON_KERNEL(tenon_rms_norm, run_rms_norm, RMSNormParams)
 TENON_KERNEL(tenon_activation_mul, run_activation_mul, ActivationMulParams)
-TENON_KERNEL(tenon_embedding, run_embedding, EmbeddingParams)
 TENON_KERNEL(tenon_gather, run_gather, GatherParams)
 TENON_KERNEL(tenon_scalar, run_scalar, ScalarParams)
 TENON_KERNEL(tenon_choose, run_choose, ChooseParams)
