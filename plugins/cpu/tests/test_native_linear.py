@@ -46,7 +46,8 @@ def random_blocks(rng: np.random.Generator, type_name: str, rows: int, columns: 
     kind = BY_NAME[type_name]
     blocks = rng.integers(0, 256, (rows, columns // kind.elements, kind.bytes), dtype=np.uint8)
     count = HALVES.get(type_name)
-    scales = rng.normal(0, 0.01, (*blocks.shape[:2], count or 1)).astype(np.float16).view(np.uint8)
+    usual = 0.01 / 32 if type_name.endswith("_K") else 0.01  # those have 6-bit or 8-bit scales of their own beside
+    scales = rng.normal(0, usual, (*blocks.shape[:2], count or 1)).astype(np.float16).view(np.uint8)
     if count:
         blocks[..., : 2 * count] = scales
     else:
@@ -140,12 +141,17 @@ def test_parts_of_different_types_bias_and_silu(isa: str, data: Any, tokens: int
     taken = [x.double() if name == "BF16" else rounded(x) for name in types]
     each = [t @ w.T for t, w in zip(taken, weights, strict=True)]
     wanted = torch.cat(each, -1) + bias.double()
+    size = float(wanted.abs().max())
     if silu:
         gate, up = wanted.chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
+        size = float((gate.abs() * up.abs()).max())  # the sigmoid's own error is relative to this
     unit = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[kind]
     assert found.dtype == kind
-    torch.testing.assert_close(found.double(), wanted, rtol=4 * unit, atol=unit * float(wanted.abs().max()))
+    known = wanted.abs() < 0.99 * torch.finfo(kind).max  # near the largest, rounding decides
+    wanted, found = wanted[known], found[known]
+    largest = wanted.abs().max() if len(wanted) else 0.0
+    torch.testing.assert_close(found.double(), wanted, rtol=4 * unit, atol=unit * size)
 
 
 @pytest.mark.parametrize("type_name", QUANTIZED)

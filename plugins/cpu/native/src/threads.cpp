@@ -31,10 +31,13 @@ inline void relax() {
 
 using Clock = std::chrono::steady_clock;
 
-// Spins until done() holds; where that takes longer than `spin`, yields the core between looks.
+// Pure spinning longer than this only keeps whoever is waited for off a core that both share.
+constexpr std::chrono::microseconds patience{10};
+
+// Spins until done() holds; after `patience`, yields the core between looks.
 template <class Done>
-void spin_or_yield(Done&& done, std::chrono::microseconds spin) {
-    const auto end = Clock::now() + spin;
+void spin_or_yield(Done&& done) {
+    const auto end = Clock::now() + patience;
     for (;;) {
         for (int i = 0; i < 64; ++i) {
             if (done()) return;
@@ -76,13 +79,13 @@ public:
         done_.store(0, std::memory_order_relaxed);
         wake();
         fn(context, 0, threads_);
-        spin_or_yield([this] { return done_.load(std::memory_order_acquire) == threads_ - 1; }, spin_);
+        spin_or_yield([this] { return done_.load(std::memory_order_acquire) == threads_ - 1; });
     }
 
     void meet() {
         const uint64_t mine = arrived_.fetch_add(1, std::memory_order_acq_rel);
         const uint64_t all = (mine / threads_ + 1) * threads_;
-        spin_or_yield([&] { return arrived_.load(std::memory_order_acquire) >= all; }, spin_);
+        spin_or_yield([&] { return arrived_.load(std::memory_order_acquire) >= all; });
     }
 
 private:
@@ -96,14 +99,15 @@ private:
 
     // The number of the next region after `seen`.
     uint64_t next(uint64_t seen) {
-        const auto end = Clock::now() + spin_;
-        do {
+        const auto start = Clock::now();
+        for (auto now_is = start; now_is < start + spin_; now_is = Clock::now()) {
             for (int i = 0; i < 64; ++i) {
                 const uint64_t now = region_.load(std::memory_order_acquire);
                 if (now != seen) return now;
                 relax();
             }
-        } while (Clock::now() < end);
+            if (now_is > start + patience) std::this_thread::yield();
+        }
         std::unique_lock<std::mutex> lock(mutex_);
         sleeping_.fetch_add(1, std::memory_order_seq_cst);
         condition_.wait(lock, [&] { return region_.load(std::memory_order_seq_cst) != seen; });
