@@ -38,7 +38,7 @@ from .engine import Engine
 from .kv_memory import KVMemory
 from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
-from .scheduler import SchedulerContext
+from .scheduler import Scheduler, SchedulerContext
 
 LOG = logging.getLogger(__name__)
 
@@ -90,6 +90,22 @@ class Sockets:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What makes the parts that configuration names. Third parties register theirs in the same way as we do ours."""
+
+    scheduler: Callable[[SchedulerContext], Scheduler]
+    block_allocator: Callable[..., BlockAllocator]
+
+    @classmethod
+    def named(cls, config: EngineConfig) -> Parts:
+        """Raises `ConfigError` for a name that nobody registered, `PluginError` for one that does not load."""
+        return cls(
+            scheduler=load_registered(SCHEDULERS, config.scheduler.scheduler),
+            block_allocator=load_registered(BLOCK_ALLOCATORS, config.cache.block_allocator),
+        )
+
+
 def assemble(
     config: EngineConfig,
     sockets: Sockets,
@@ -101,6 +117,7 @@ def assemble(
     on_read: Callable[[str], None] = lambda name: None,
 ) -> Assembled:
     """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy."""
+    parts = Parts.named(config)  # before the weights are read
     device, spec = sockets.device, source.spec
     table = OpTable(
         platform=sockets.platform.name,
@@ -161,7 +178,7 @@ def assemble(
         ),
     )
     _check_traceable(table, sockets)
-    engine = _engine(config, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth)
+    engine = _engine(config, parts, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth)
     return Assembled(
         engine=engine,
         runner=runner,
@@ -176,6 +193,7 @@ def assemble(
 
 def _engine(
     config: EngineConfig,
+    parts: Parts,
     sockets: Sockets,
     source: ModelSource,
     runner: Runner,
@@ -189,7 +207,7 @@ def _engine(
     groups = runner.model.groups
     max_rows = min(config.scheduler.max_num_seqs, policy.limits.max_rows)
     table = RowTable(max_rows=max_rows, max_len=max_model_len, num_groups=len(groups), max_blocks=max_blocks)
-    allocator = load_registered(BLOCK_ALLOCATORS, config.cache.block_allocator)(num_blocks=plan.num_blocks)
+    allocator = parts.block_allocator(num_blocks=plan.num_blocks)
     cache = PrefixCache(
         allocator=allocator,
         block_size=block_size,
@@ -204,7 +222,7 @@ def _engine(
         max_chunk=policy.limits.max_tokens,
     )
     context = SchedulerContext(table=table, memory=memory, limits=policy.limits)
-    scheduler = load_registered(SCHEDULERS, config.scheduler.scheduler)(context)
+    scheduler = parts.scheduler(context)
     facts = ModelFacts(
         model=source.name,
         vocab_size=source.spec.vocab_size,
