@@ -33,6 +33,7 @@ from tenon_platforms.ops.table import OpTable
 from tenon_platforms.platform import Platform
 from tenon_platforms.shapes import ShapePolicy
 
+from .block_allocator import BlockAllocator
 from .deltas import DeltaBuilder
 from .engine import Engine
 from .kv_memory import KVMemory
@@ -178,7 +179,9 @@ def assemble(
         ),
     )
     _check_traceable(table, sockets)
-    engine = _engine(config, parts, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth)
+    engine = _engine(
+        config, parts, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth
+    )
     return Assembled(
         engine=engine,
         runner=runner,
