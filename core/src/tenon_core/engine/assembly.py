@@ -39,6 +39,7 @@ from .engine import Engine
 from .kv_memory import KVMemory
 from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
+from .promises import check_determinism, check_indices, max_blocks_of
 from .scheduler import Scheduler, SchedulerContext
 
 LOG = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ def assemble(
 ) -> Assembled:
     """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy."""
     parts = Parts.named(config)  # before the weights are read
+    check_determinism(config, sockets.capabilities, sockets.platform.name)
     device, spec = sockets.device, source.spec
     table = OpTable(
         platform=sockets.platform.name,
@@ -161,7 +163,13 @@ def assemble(
             " chunked prefill a sequence that lost its blocks is computed again in one step",
             remedy="raise --max-num-batched-tokens, lower --max-model-len, or leave out --no-enable-chunked-prefill",
         )
-    memory = _plan_memory(config, device, model, policy, dtype, block_size, max_rows * max_blocks)
+    memory = _plan_memory(config, sockets, model, policy, dtype, block_size, max_rows * max_blocks)
+    check_indices(
+        sockets.capabilities,
+        num_blocks=memory.num_blocks,
+        block_size=block_size,
+        max_tokens=policy.limits.max_tokens,
+    )
     _allocate_caches(model, memory.num_blocks, block_size)
     depth = 1 if config.scheduler.overlap and device.is_async else 0
     runner = Runner(
@@ -275,7 +283,7 @@ def _block_size(config: EngineConfig, backends: list[AttentionBackend]) -> int:
 
 def _plan_memory(
     config: EngineConfig,
-    device: Device,
+    sockets: Sockets,
     model: Model,
     policy: ShapePolicy,
     dtype: DType,
@@ -291,12 +299,12 @@ def _plan_memory(
         )
     layers = max((len(group.layers) for group in model.groups), default=0)
     return plan_memory(
-        memory=device.memory(),
-        share=config.cache.memory_utilization or device.memory_share,
+        memory=sockets.device.memory(),
+        share=config.cache.memory_utilization or sockets.device.memory_share,
         weights=model.weight_bytes,
         activations=activation_bytes(model.spec, policy.limits, dtype.num_bytes),
         block=max(per_layer.pop() * layers, 1),
-        wanted_blocks=useful_rows * len(model.groups) + 1,
+        wanted_blocks=min(useful_rows * len(model.groups) + 1, max_blocks_of(sockets.capabilities, block_size)),
         num_blocks=config.cache.num_blocks,
         kv_bytes=config.cache.kv_cache_memory,
     )
