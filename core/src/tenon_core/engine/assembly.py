@@ -40,7 +40,7 @@ from .kv_memory import KVMemory
 from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
 from .promises import check_determinism, check_indices, max_blocks_of
-from .scheduler import Scheduler, SchedulerContext
+from .schedule import Scheduler, SchedulerContext
 
 LOG = logging.getLogger(__name__)
 

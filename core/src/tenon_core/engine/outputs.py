@@ -18,7 +18,7 @@ from tenon_core.state.rows import RowTable
 from .deltas import prompt_targets
 from .kv_memory import KVMemory
 from .messages import Finished, FinishReason, PromptInfo, StepUpdate, TokenLogprobs
-from .scheduler import Schedule, Scheduler
+from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
 Int32 = npt.NDArray[np.int32]
