@@ -1,0 +1,26 @@
+"""The conformance kit: a platform proves, level by level, that it keeps the contract.
+
+    pytest --pyargs tenon_plugin_sdk.conformance --platform NAME
+
+or, in a plugin's own tests, a subclass of `ConformanceSuite` that names its platform. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .suite import ConformanceSuite
+
+__all__ = ["ConformanceSuite"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ConformanceSuite":
+        return import_module(".suite", __name__).ConformanceSuite
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
