@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .l2 import products, rowwise
+from .l2 import attention, products, rowwise
 
-CHECKS = (*rowwise.CHECKS, *products.CHECKS)
+CHECKS = (*rowwise.CHECKS, *products.CHECKS, *attention.CHECKS)
