@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from .l2 import attention, products, rowwise
+from .l2 import attention, claims, products, rows, rowwise, sampling
 
-CHECKS = (*rowwise.CHECKS, *products.CHECKS, *attention.CHECKS)
+CHECKS = (
+    *rowwise.CHECKS,
+    *products.CHECKS,
+    *attention.CHECKS,
+    *rows.CHECKS,
+    *sampling.CHECKS,
+    *claims.CHECKS,
+)
