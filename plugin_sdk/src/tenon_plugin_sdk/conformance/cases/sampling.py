@@ -123,6 +123,13 @@ def draw_batch(kind: str, count: int, vocab: int, seed: int, dtype: torch.dtype 
         grammar=everything or kind == "grammar",
     )
     rows = [_row(random, mode, vocab, ties) for _ in range(count)]
+    for place, row in enumerate(rows):
+        best = int(logits[place].argmax())
+        if kind == "greedy":  # a rival that only full precision tells apart, before or behind the best
+            logits[place, (best + vocab // 2) % vocab] = logits[place, best] - 1e-5 * logits[place, best].abs()
+        if row.early:  # the ban matters, and its last position is tried
+            row.early[best] = NEGATIVE_INFINITY
+            row.until = row.position + place % 3 - 1
     poisoned = count // 2 if kind == "nan row" and count > 1 else -1
     if poisoned >= 0:
         logits[poisoned] = float("nan")
@@ -145,7 +152,6 @@ def _row(random: np.random.Generator, mode: SamplingMode, vocab: int, ties: bool
     if mode.edits and random.random() < 0.8:
         row.bias = {int(t): float(v) for t, v in zip(random.integers(0, vocab, 4), (3.5, -100.0, 6.0, -2.0), strict=True)}
         row.early = dict.fromkeys(random.integers(0, vocab, 3).tolist(), NEGATIVE_INFINITY)
-        row.until = row.position + int(random.integers(-1, 2))
     if mode.grammar and random.random() < 0.8:
         row.allowed = sorted({0, vocab - 1, *random.integers(0, vocab, max(vocab // 3, 1)).tolist()})
     return row

@@ -30,6 +30,8 @@ from ...subject import Subject
 from ...truth.attention import attend
 
 NAN = float("nan")
+FAR_SLOTS = 40_000  # past 2^15
+FAR_BYTES = 9 << 30  # past 2^31 elements of 4 bytes
 
 
 def backend_of(subject: Subject, spec: AttentionSpec) -> AttentionBackend:
@@ -167,6 +169,29 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
         assert_equal(zeros, torch.zeros_like(zeros), what="the null block after writes elsewhere")
 
 
+def far_slots(subject: Subject, profile: Profile, case: Case) -> None:
+    """A pool so large that 16-bit slots overflow, and in the full profile 32-bit offsets of elements."""
+    spec: AttentionSpec = case.value
+    backend = backend_of(subject, spec)
+    size, layout = block_size_of(backend), backend.layout
+    last = FAR_SLOTS // size
+    if profile.wide and subject.device.memory().free > 4 * FAR_BYTES:
+        last = max(last, FAR_BYTES // layout.block_bytes(size))
+    dtype = to_torch(spec.dtype)
+    random = torch.Generator().manual_seed(12)
+    with subject.device.inference_context():
+        (cache,) = backend.allocate(last + 1, size, 1)
+        blocks = [1, last // 2, last - 1, last]
+        poison_blocks(subject, backend, cache, blocks, size)
+        slots = [block * size + offset for block in blocks for offset in range(size)]
+        shape = (len(slots), layout.num_kv_heads, layout.head_dim)
+        key, value = (torch.randn(shape, generator=random).to(dtype) for _ in range(2))
+        write(subject, backend, cache, key, value, _ints(slots))
+        want = torch.stack((key, value), dim=1).to(to_torch(layout.dtype)).unflatten(0, (len(blocks), size))
+        found = read_blocks(subject, backend, cache, blocks)
+        assert_equal(found, want.transpose(1, 2), what=f"blocks {blocks} of a pool of {last + 1}")
+
+
 def _scatter(
     subject: Subject,
     backend: AttentionBackend,
@@ -242,12 +267,17 @@ def _plain(subject: Subject, profile: Profile) -> list[Case]:
     return [case for case in _specs(subject, profile) if case.id.split("-", 1)[1].startswith(wanted)]
 
 
+def _first(subject: Subject, profile: Profile) -> list[Case]:
+    return _specs(subject, profile)[:1]
+
+
 def _causal(subject: Subject, profile: Profile) -> list[Case]:
     return [case for case in _specs(subject, profile) if case.id.endswith(("gqa", "window"))]
 
 
 CHECKS = (
     Check(level="L2", name="kv_cache", what="KV blocks written, copied, exported, imported", cases=_plain, run=kv_cache),
+    Check(level="L2", name="far_slots", what="slots of a large pool", cases=_first, run=far_slots),
     Check(level="L2", name="attention", what="paged attention against float64", cases=_specs, run=attention),
     Check(level="L2", name="chunks", what="prompts whole and in chunks", cases=_causal, run=chunks),
 )

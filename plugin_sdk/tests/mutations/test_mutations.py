@@ -1,0 +1,69 @@
+"""Every planted bug is found by the check that should, and the correct platform is not accused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from mutations import attention_bugs, op_bugs, sampling_bugs
+from mutations.planting import Mutation, Registry
+
+from tenon_platforms.builtin.reference.platform import ReferencePlatform
+from tenon_plugin_sdk.conformance.profile import QUICK
+from tenon_plugin_sdk.conformance.registry import Case, Check, all_cases
+from tenon_plugin_sdk.conformance.subject import Subject
+
+pytestmark = pytest.mark.unit
+REGISTRY = Registry()
+for module in (attention_bugs, op_bugs, sampling_bugs):
+    module.register(REGISTRY)
+SLOWEST = 10.0  # seconds, with slack for a busy machine below
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cases_at(subject: Subject, address: str) -> list[tuple[Check, Case]]:
+    """The checks at an address, of its level only."""
+    level = address.partition("/")[0]
+    return [(c, case) for c, case in all_cases(subject, QUICK, [level]) if c.address(case) == address]
+
+
+def finding(subject: Subject, address: str) -> str | None:
+    """What a check says of a platform, or None."""
+    found = cases_at(subject, address)
+    assert found, f"no check is called {address}"
+    for check, case in found:
+        try:
+            check.run(subject, QUICK, case)
+        except Exception as error:  # noqa: BLE001 - a crash is a finding too
+            return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("mutation", REGISTRY.held.values(), ids=lambda mutation: mutation.name)
+def test_a_planted_bug_is_found(mutation: Mutation) -> None:
+    subject = Subject.of(mutation.plant())
+    begin = time.process_time()
+    try:
+        found = finding(subject, mutation.check)
+    finally:
+        subject.close()
+    assert found is not None, f"{mutation.check} does not find: {mutation.what}"
+    assert time.process_time() - begin < SLOWEST
+
+
+@pytest.mark.parametrize("address", sorted({mutation.check for mutation in REGISTRY.held.values()}))
+def test_the_correct_platform_is_not_accused(address: str) -> None:
+    assert finding(Subject.of(ReferencePlatform()), address) is None
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(REGISTRY.held) >= 40
