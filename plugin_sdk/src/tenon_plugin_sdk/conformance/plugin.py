@@ -105,6 +105,7 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
         options = {**suite.options, **_options(name, config.getoption("--platform-opt"))}
         subject = Subject.installed(name, options)
         exceptions = read_exceptions(_exceptions_path(config, suite, file, subject))
+        subject.exceptions = exceptions
         levels = levels_up_to(config.getoption("--level") or suite.level)
     except (TenonError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error

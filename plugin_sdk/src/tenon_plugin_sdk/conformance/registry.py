@@ -20,10 +20,6 @@ LEVELS: dict[str, tuple[str, str]] = {
     "L1": ("device", "l1_device"),
     "L2": ("ops", "l2_ops"),
     "L3": ("execution", "l3_execution"),
-    "L4": ("memory", "l4_memory"),
-    "L5": ("collectives", "l5_collectives"),
-    "L6": ("engine", "l6_engine"),
-    "L7": ("performance", "l7_performance"),
 }
 
 

@@ -24,18 +24,22 @@ if TYPE_CHECKING:
     from tenon_platforms.ops.spec import Spec
     from tenon_platforms.platform import Platform
 
+    from .exceptions import Excused
+
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
     """A platform under test.
 
     manifest: None for a platform that was made by hand. error: why it could not be opened; then only L0 is run.
+    exceptions: those of its conformance.yaml.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     manifest: Manifest | None = None
     error: str | None = None
+    exceptions: tuple[Excused, ...] = ()
     _platform: Platform | None = None
     _device: Device | None = None
     _capabilities: Capabilities | None = None
