@@ -196,11 +196,26 @@ def register(to: Registry) -> None:
         ("row-index-ignored", gqa, "rows taken in batch order", RowIndexIgnored),
         ("gqa-interleaved", gqa, "wrong query head to KV head mapping", GroupsInterleaved),
         ("scale-twice", gqa, "scores scaled by scale squared", with_spec(scale=lambda s: s.scale**2)),
-        ("scale-of-padded-head", mqa, "scale of another head size", with_spec(scale=lambda s: (s.head_dim * 2) ** -0.5)),
+        (
+            "scale-of-padded-head",
+            mqa,
+            "scale of another head size",
+            with_spec(scale=lambda s: (s.head_dim * 2) ** -0.5),
+        ),
         ("mask-missing", gqa, "prefill without the causal mask", with_spec(causal=lambda s: False)),
-        ("window-off-by-one", window, "window one token short", with_spec(sliding_window=lambda s: max(s.sliding_window - 1, 0))),
+        (
+            "window-off-by-one",
+            window,
+            "window one token short",
+            with_spec(sliding_window=lambda s: max(s.sliding_window - 1, 0)),
+        ),
         ("window-ignored", window, "sliding window not applied", with_spec(sliding_window=lambda s: 0)),
-        ("soft-cap-ignored", "L2/attention/float32-soft-cap", "soft cap not applied", with_spec(soft_cap=lambda s: 0.0)),
+        (
+            "soft-cap-ignored",
+            "L2/attention/float32-soft-cap",
+            "soft cap not applied",
+            with_spec(soft_cap=lambda s: 0.0),
+        ),
         ("nan-spill", gqa, "masking by multiplying with zero", ZeroTimesNaN),
         ("softmax-overflow", gqa, "softmax without subtracting the maximum", SoftmaxWithoutMax),
         ("half-sums", gqa, "float32 attention summed in float16", HalfSums),
@@ -217,5 +232,5 @@ def register(to: Registry) -> None:
         ("null-block-dirty", cache, "allocate leaves garbage in the null block", DirtyNullBlock),
         ("slot-overflow", "L2/far_slots/float32-gqa", "slots overflow their integer", SmallSlots),
         ("one-shared-cache", cache, "layers share memory", OneSharedCache),
-    ):  # fmt: skip
+    ):
         to.add(name, check, what, backend(cls))

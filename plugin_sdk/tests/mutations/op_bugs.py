@@ -156,8 +156,6 @@ def padding_slots_live(run: Any, spec: Any) -> Any:
     return bug
 
 
-
-
 def stale_params(run: Any, spec: Any) -> Any:
     return lambda state, places, blocks, rows, params: run(state, places, blocks, rows[:0], params[:0])
 
@@ -174,31 +172,129 @@ def register(to: Registry) -> None:
         ("tail-rows-lost", norm, "the last, partial tile of rows", wrap_run(RMSNormSpec, last_tile_lost)),
         ("contiguous-assumed", norm, "row stride ignored", wrap_run(RMSNormSpec, contiguous_assumed)),
         ("nan-to-neighbours", norm, "NaN of one row reaches all", wrap_run(RMSNormSpec, nan_to_neighbour)),
-        ("eps-outside", "L2/rms_norm/float32-64", "another epsilon", wrap_spec(RMSNormSpec, lambda s: dataclasses.replace(s, eps=s.eps * 100))),
-        ("offset-ignored", "L2/rms_norm/float32-offset", "Gemma's weight offset", wrap_spec(RMSNormSpec, lambda s: dataclasses.replace(s, weight_offset=0.0))),
-        ("squares-in-half", "L2/rms_norm/float16-64", "squares overflow float16", wrap_run(RMSNormSpec, squares_in_half)),
-        ("sum-not-returned", "L2/add_rms_norm/float32-64", "old residual returned", wrap_run(AddRMSNormSpec, sum_not_returned)),
+        (
+            "eps-outside",
+            "L2/rms_norm/float32-64",
+            "another epsilon",
+            wrap_spec(RMSNormSpec, lambda s: dataclasses.replace(s, eps=s.eps * 100)),
+        ),
+        (
+            "offset-ignored",
+            "L2/rms_norm/float32-offset",
+            "Gemma's weight offset",
+            wrap_spec(RMSNormSpec, lambda s: dataclasses.replace(s, weight_offset=0.0)),
+        ),
+        (
+            "squares-in-half",
+            "L2/rms_norm/float16-64",
+            "squares overflow float16",
+            wrap_run(RMSNormSpec, squares_in_half),
+        ),
+        (
+            "sum-not-returned",
+            "L2/add_rms_norm/float32-64",
+            "old residual returned",
+            wrap_run(AddRMSNormSpec, sum_not_returned),
+        ),
         ("write-past-end", norm, "writes one element past its input", wrap_run(RMSNormSpec, writes_past_the_end)),
         ("dtype-over-claimed", linear, "float32 computed in bfloat16", wrap_run(MergedLinearSpec, bfloat16_product)),
-        ("bias-forgotten", "L2/merged_linear/float32-qkv-biased", "no bias", wrap_run(MergedLinearSpec, bias_forgotten)),
+        (
+            "bias-forgotten",
+            "L2/merged_linear/float32-qkv-biased",
+            "no bias",
+            wrap_run(MergedLinearSpec, bias_forgotten),
+        ),
         ("parts-swapped", "L2/merged_linear/float32-qkv-biased", "q, v, k", wrap_run(MergedLinearSpec, parts_swapped)),
-        ("linear-tail", "L2/merged_linear/float32-long", "the last tile of rows", wrap_run(MergedLinearSpec, last_tile_lost)),
+        (
+            "linear-tail",
+            "L2/merged_linear/float32-long",
+            "the last tile of rows",
+            wrap_run(MergedLinearSpec, last_tile_lost),
+        ),
         ("race", linear, "an unlocked sum: other bits at every run", wrap_run(MergedLinearSpec, racy)),
-        ("invariance-claimed", "L2/merged_linear/float32-long", "batch invariance claimed of a plain GEMM", wrap_run(MergedLinearSpec, lambda run, spec: lambda x, w: run(x, w) + 1e-7 * (len(x) - 1), batch_invariant=True)),
-        ("wrong-activation", "L2/activation_mul/float32-gelu", "tanh for erf", wrap_spec(ActivationMulSpec, lambda s: dataclasses.replace(s, activation={"gelu": "gelu_tanh"}.get(s.activation, s.activation)))),
-        ("gate-and-up-swapped", "L2/activation_mul/float32-silu", "the other half", wrap_run(ActivationMulSpec, lambda run, spec: lambda x: run(x.roll(spec.features, -1)))),
-        ("expert-weights", "L2/moe_layer/float32-8x2", "expert weights not quite one", wrap_run(MoESpec, experts_unweighted)),
-        ("not-renormalized", "L2/moe_layer/float32-8x2", "top-k weights not divided by their sum", wrap_spec(MoESpec, lambda s: dataclasses.replace(s, renormalize=False))),
+        (
+            "invariance-claimed",
+            "L2/merged_linear/float32-long",
+            "batch invariance claimed of a plain GEMM",
+            wrap_run(
+                MergedLinearSpec, lambda run, spec: lambda x, w: run(x, w) + 1e-7 * (len(x) - 1), batch_invariant=True
+            ),
+        ),
+        (
+            "wrong-activation",
+            "L2/activation_mul/float32-gelu",
+            "tanh for erf",
+            wrap_spec(
+                ActivationMulSpec,
+                lambda s: dataclasses.replace(s, activation={"gelu": "gelu_tanh"}.get(s.activation, s.activation)),
+            ),
+        ),
+        (
+            "gate-and-up-swapped",
+            "L2/activation_mul/float32-silu",
+            "the other half",
+            wrap_run(ActivationMulSpec, lambda run, spec: lambda x: run(x.roll(spec.features, -1))),
+        ),
+        (
+            "expert-weights",
+            "L2/moe_layer/float32-8x2",
+            "expert weights not quite one",
+            wrap_run(MoESpec, experts_unweighted),
+        ),
+        (
+            "not-renormalized",
+            "L2/moe_layer/float32-8x2",
+            "top-k weights not divided by their sum",
+            wrap_spec(MoESpec, lambda s: dataclasses.replace(s, renormalize=False)),
+        ),
         ("table-shifted", "L2/embedding/float32", "lookup one row off", wrap_run(EmbeddingSpec, table_shifted)),
-        ("embedding-unscaled", "L2/embedding/float32-scaled", "no scale", wrap_spec(EmbeddingSpec, lambda s: dataclasses.replace(s, scale=1.0))),
+        (
+            "embedding-unscaled",
+            "L2/embedding/float32-scaled",
+            "no scale",
+            wrap_spec(EmbeddingSpec, lambda s: dataclasses.replace(s, scale=1.0)),
+        ),
         ("rope-off-by-one", "L2/rope/float32-whole", "positions one low", wrap_run(RopeSpec, positions_shifted)),
         ("rope-key-forgotten", "L2/rope/float32-whole", "keys not rotated", wrap_run(RopeSpec, only_query_rotated)),
         ("rope-sine", "L2/rope/float32-whole", "turned the other way", wrap_run(RopeSpec, sine_negated)),
-        ("rope-halves", "L2/rope/float32-interleaved", "halves for neighbours", wrap_spec(RopeSpec, lambda s: dataclasses.replace(s, interleaved=False))),
+        (
+            "rope-halves",
+            "L2/rope/float32-interleaved",
+            "halves for neighbours",
+            wrap_spec(RopeSpec, lambda s: dataclasses.replace(s, interleaved=False)),
+        ),
         ("rope-axes", "L2/rope/float32-axes", "one axis for all", wrap_run(RopeSpec, first_axis_only)),
-        ("rope-partial", "L2/rope/float32-partial", "rotates past rotary_dim", wrap_run(RopeSpec, lambda run, spec: lambda q, k, p, t: tuple(torch.cat((y[..., : spec.rotary_dim], y[..., spec.rotary_dim :] * t[p[0]][:, None, :1]), -1) for y in run(q, k, p, t)))),
-        ("padding-slots", "L2/prepare_inputs/one-group", "padding written into a live block", wrap_run(PrepareInputsSpec, padding_slots_live)),
-        ("row-params-stale", "L2/row_writes/1", "new rows keep the old parameters", wrap_run(RowWritesSpec, stale_params)),
-        ("row-writes-cut", "L2/row_writes/2", "only the first 16 table entries", wrap_run(RowWritesSpec, half_of_writes)),
-    ):  # fmt: skip
+        (
+            "rope-partial",
+            "L2/rope/float32-partial",
+            "rotates past rotary_dim",
+            wrap_run(
+                RopeSpec,
+                lambda run, spec: (
+                    lambda q, k, p, t: tuple(
+                        torch.cat((y[..., : spec.rotary_dim], y[..., spec.rotary_dim :] * t[p[0]][:, None, :1]), -1)
+                        for y in run(q, k, p, t)
+                    )
+                ),
+            ),
+        ),
+        (
+            "padding-slots",
+            "L2/prepare_inputs/one-group",
+            "padding written into a live block",
+            wrap_run(PrepareInputsSpec, padding_slots_live),
+        ),
+        (
+            "row-params-stale",
+            "L2/row_writes/1",
+            "new rows keep the old parameters",
+            wrap_run(RowWritesSpec, stale_params),
+        ),
+        (
+            "row-writes-cut",
+            "L2/row_writes/2",
+            "only the first 16 table entries",
+            wrap_run(RowWritesSpec, half_of_writes),
+        ),
+    ):
         to.add(name, check, what, plant)

@@ -79,7 +79,10 @@ def honest(spec: Spec, device: Device, *context: Any) -> Kernel:
     return clean.choose(spec, *((device,) if isinstance(spec, AttentionSpec) else context))
 
 
-def wrap_run(spec_type: type[Spec], change: Callable[[Callable[..., Any], Any], Callable[..., Any]], **flags: Any) -> Callable[[], Mutant]:
+Change = Callable[[Callable[..., Any], Any], Callable[..., Any]]
+
+
+def wrap_run(spec_type: type[Spec], change: Change, **flags: Any) -> Callable[[], Mutant]:
     """change(run, spec) -> another run. flags: of `KernelFlags` that the bug's author states."""
 
     def plant(mutant: Mutant, table: OpTable, device: Device) -> None:

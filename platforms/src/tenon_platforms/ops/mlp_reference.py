@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
-    # contiguous: torch computes a strided gelu with another library than a contiguous one, so bits would hang on the batch
+    # torch computes a strided gelu with another library than a contiguous one: bits would hang on the batch
     "gelu": lambda x: gelu(x.contiguous()),
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
     "relu": relu,

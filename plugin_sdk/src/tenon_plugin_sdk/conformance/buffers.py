@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .registry import ConformanceFailure
+from .registry import ConformanceError
 from .subject import Subject
 
 GUARD = 64  # elements on either side
@@ -49,7 +49,7 @@ class GuardedBuffer:
         if bool(changed.any()):
             place = int(changed.nonzero()[0])
             zone = "an input that it may not write" if bool(self.inside[place]) else "outside the buffer"
-            raise ConformanceFailure(
+            raise ConformanceError(
                 f"{self.name}: the kernel wrote {zone}: {int(changed.sum())} elements, first at element {place - GUARD}"
                 f" (0 is the buffer's first)"
             )
@@ -68,7 +68,9 @@ class Buffers:
         shift = 1 if layout == "shifted" else 0
         if layout == "strided" and value.dim() > 1 and value.numel():
             strides[0] += 8
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if value.numel() else 0
+        extent = (
+            1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if value.numel() else 0
+        )
         size = extent + 2 * GUARD + shift
         host = torch.full((size,), poison(value.dtype)).to(value.dtype)
         inside = torch.zeros(size, dtype=torch.bool)

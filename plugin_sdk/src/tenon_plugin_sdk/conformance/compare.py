@@ -13,17 +13,17 @@ from torch import Tensor
 
 from tenon_platforms.dtypes import DType
 
-from .registry import ConformanceFailure
+from .registry import ConformanceError
 from .truth.rounding import Bounded, largest, tiny, unit
 
 
 def assert_close(found: Tensor, want: Bounded, dtype: DType, *, what: str, valid: Tensor | None = None) -> None:
-    """Raise `ConformanceFailure` where `found` (host, of the output's type) is no rounding of `want`.
+    """Raise `ConformanceError` where `found` (host, of the output's type) is no rounding of `want`.
 
     valid: bool, broadcastable: only there a value is asked for.
     """
     if tuple(found.shape) != tuple(want.value.shape):
-        raise ConformanceFailure(f"{what}: shape {list(found.shape)}, expected {list(want.value.shape)}")
+        raise ConformanceError(f"{what}: shape {list(found.shape)}, expected {list(want.value.shape)}")
     if not found.numel():
         return
     wide, true = found.double(), want.value
@@ -35,22 +35,20 @@ def assert_close(found: Tensor, want: Bounded, dtype: DType, *, what: str, valid
         right = right | ~valid.expand_as(right)
     if bool(right.all()):
         return
-    raise ConformanceFailure(_describe(wide, true, error, allowed, ~right, what))
+    raise ConformanceError(_describe(wide, true, error, allowed, ~right, what))
 
 
 def assert_equal(found: Tensor, want: Tensor, *, what: str) -> None:
     """Raise where two host tensors differ in shape, type or any element; NaN equals NaN."""
     if tuple(found.shape) != tuple(want.shape) or found.dtype != want.dtype:
-        raise ConformanceFailure(
-            f"{what}: {found.dtype} {list(found.shape)}, expected {want.dtype} {list(want.shape)}"
-        )
+        raise ConformanceError(f"{what}: {found.dtype} {list(found.shape)}, expected {want.dtype} {list(want.shape)}")
     same = found == want
     if found.dtype.is_floating_point:
         same = same | (found.isnan() & want.isnan())
     if bool(same.all()):
         return
     place = tuple(int(i) for i in (~same).nonzero()[0])
-    raise ConformanceFailure(
+    raise ConformanceError(
         f"{what}: {int((~same).sum())} of {same.numel()} elements differ, first at {list(place)}:"
         f" {found[place].item()!r}, expected {want[place].item()!r}"
     )

@@ -17,7 +17,6 @@ import pytest
 if TYPE_CHECKING:
     from .exceptions import Excused
     from .profile import Profile
-    from .registry import Case, Check
     from .report.results import Results
     from .subject import Subject
 
@@ -76,7 +75,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks: list[pytest.MarkDecorator] = []
         excuse = run.excuse(address)
         if excuse is not None and run.expired(address) is None:
-            marks.append(pytest.mark.xfail(strict=True, reason=f"{excuse.reason} ({excuse.link}, until {excuse.expires})"))
+            marks.append(
+                pytest.mark.xfail(strict=True, reason=f"{excuse.reason} ({excuse.link}, until {excuse.expires})")
+            )
         params.append(pytest.param(run, check, case, id=address, marks=marks))
     metafunc.parametrize(("conformance_run", "conformance_check", "conformance_case"), params)
 

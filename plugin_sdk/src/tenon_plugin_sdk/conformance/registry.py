@@ -1,7 +1,7 @@
 """What a check is, and where each level's checks live. Listing levels imports none of them.
 
-A check is a function over a subject and one case. It raises where the platform is wrong, and `NotApplicable` where the
-platform has nothing that could be checked.
+A check is a function over a subject and one case. It raises where the platform is wrong, and `NotApplicableError` where
+the platform has nothing that could be checked.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LEVELS: dict[str, tuple[str, str]] = {
 }
 
 
-class NotApplicable(Exception):
+class NotApplicableError(Exception):
     """The platform makes no claim that this check could test; the text says which."""
 
 
-class ConformanceFailure(AssertionError):
+class ConformanceError(AssertionError):
     """The platform does not do what the contract says. The text is for the platform's author."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from .registry import Case, Check, NotApplicable
+from .registry import Case, Check, NotApplicableError
 
 if TYPE_CHECKING:
     from .plugin import Run
@@ -40,5 +40,5 @@ class ConformanceSuite:
             pytest.fail(expired, pytrace=False)
         try:
             conformance_check.run(conformance_run.subject, conformance_run.profile, conformance_case)
-        except NotApplicable as error:
+        except NotApplicableError as error:
             pytest.skip(str(error))

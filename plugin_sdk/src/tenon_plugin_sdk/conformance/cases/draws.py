@@ -91,7 +91,7 @@ def _note(error: Exception, one: Any) -> None:
 
 
 def values(shape: tuple[int, ...], draw: RowsDraw, dtype: torch.dtype, *, large: float = 1.0, salt: int = 0) -> Tensor:
-    """Host values [rows, ...] of a draw in `dtype`. large: the greatest magnitude that the op's own formula survives."""
+    """Host values [rows, ...] of a draw in `dtype`. large: the greatest magnitude that the op's formula survives."""
     random = torch.Generator().manual_seed(draw.seed * 31 + salt)
     base = torch.randn(shape, generator=random, dtype=torch.float64)
     finfo = torch.finfo(dtype)

@@ -180,9 +180,7 @@ class MiniStep:
         token_ids, slots = self._run("prepare", inputs, self.state)
         x = self._run("embedding", token_ids, weights["embedding"])
         qkv = self._run("qkv", self._run("norm", x, weights["norm"]), weights["qkv"])
-        query = self._run(
-            "rope_write", qkv, inputs.positions, self.model.cos_sin, None, None, self.cache, slots[0]
-        )
+        query = self._run("rope_write", qkv, inputs.positions, self.model.cos_sin, None, None, self.cache, slots[0])
         mixed = self._run("attention", GQAInputs(query=query, cache=self.cache), call.plans[0])
         x = x + self._run("out", mixed.flatten(1), weights["out"])
         logits = self._run("head", x.index_select(0, inputs.logit_index), weights["head"])

@@ -135,7 +135,11 @@ def make_world(spec: AttentionSpec, draw: PagedDraw, block_size: int) -> PagedWo
     keys, values = [drawn(n) for n in lengths], [drawn(n) for n in lengths]
     counts = [-(-n // block_size) for n in lengths]
     num_shared = draw.shared // block_size
-    shared_rows = [row for row, count in enumerate(counts) if lengths[row] >= num_shared * block_size and count] if num_shared else []
+    shared_rows = (
+        [row for row, count in enumerate(counts) if lengths[row] >= num_shared * block_size and count]
+        if num_shared
+        else []
+    )
     if draw.poisoned in shared_rows:
         shared_rows.remove(draw.poisoned)
     for row in shared_rows[1:]:

@@ -108,7 +108,7 @@ def make_batch(subject: Subject, draw: SamplingDraw) -> SamplingBatch:
 
 
 def draw_batch(kind: str, count: int, vocab: int, seed: int, dtype: torch.dtype = torch.float32) -> SamplingDraw:
-    """A batch of one kind: greedy, ties, noise, filters, filter ties, penalties, edits, grammar, everything, nan row."""
+    """A batch of one kind of `levels/l2/sampling.py`: greedy, ties, noise, filters, penalties, edits, grammar, ..."""
     random = np.random.default_rng(seed)
     ties = "ties" in kind
     drawn = random.integers(-3, 4, (count, vocab)) if ties else random.standard_normal((count, vocab)) * 3
@@ -150,7 +150,9 @@ def _row(random: np.random.Generator, mode: SamplingMode, vocab: int, ties: bool
         row.repetition = float(random.choice([1.0, 1.3, 0.8]))
         row.presence, row.frequency = (float(random.choice([0.0, 0.7, -0.4])) for _ in range(2))
     if mode.edits and random.random() < 0.8:
-        row.bias = {int(t): float(v) for t, v in zip(random.integers(0, vocab, 4), (3.5, -100.0, 6.0, -2.0), strict=True)}
+        row.bias = {
+            int(t): float(v) for t, v in zip(random.integers(0, vocab, 4), (3.5, -100.0, 6.0, -2.0), strict=True)
+        }
         row.early = dict.fromkeys(random.integers(0, vocab, 3).tolist(), NEGATIVE_INFINITY)
     if mode.grammar and random.random() < 0.8:
         row.allowed = sorted({0, vocab - 1, *random.integers(0, vocab, max(vocab // 3, 1)).tolist()})

@@ -44,9 +44,7 @@ def add_norms(dtypes: Iterable[DType], *, wide: bool) -> Iterator[Case]:
 
 
 def _parts(sizes: Iterable[int], scheme: WeightScheme) -> tuple[LinearPart, ...]:
-    return tuple(
-        LinearPart(name=f"p{place}", out_features=size, scheme=scheme) for place, size in enumerate(sizes)
-    )
+    return tuple(LinearPart(name=f"p{place}", out_features=size, scheme=scheme) for place, size in enumerate(sizes))
 
 
 def linears(capabilities: Capabilities, *, wide: bool) -> Iterator[Case]:

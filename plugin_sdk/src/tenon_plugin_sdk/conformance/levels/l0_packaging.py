@@ -8,7 +8,7 @@ from typing import Any
 
 from ..exceptions import unmatched
 from ..profile import QUICK, Profile
-from ..registry import LEVELS, Case, Check, ConformanceFailure, NotApplicable, all_cases
+from ..registry import LEVELS, Case, Check, ConformanceError, NotApplicableError, all_cases
 from ..subject import Subject
 from .clean_process import run_clean
 
@@ -40,19 +40,23 @@ import tenon_platforms.ops.table, tenon_platforms.platform, tenon_platforms.devi
 watched = [torch, torch.nn.functional, torch.Tensor, torch.distributed, numpy, builtins, os, signal, logging]
 watched += [m for n, m in sorted(sys.modules.items()) if n.startswith("tenon_platforms")]
 def seen():
-    return {{(getattr(o, "__name__", str(o)), n): id(v) for o in watched for n, v in vars(o).items() if not n.startswith("__")}}
+    items = ((getattr(o, "__name__", str(o)), n, v) for o in watched for n, v in vars(o).items())
+    return {{(owner, name): id(value) for owner, name, value in items if not name.startswith("__")}}
 before, environ = seen(), dict(os.environ)
 platform = getattr(import_module(module), attribute)(options)
 platform.probe()
 after = seen()
 gone = [".".join(k) for k, v in before.items() if after.get(k) != v]
-print(json.dumps({{"patched": gone, "environ": sorted(k for k in {{**environ, **os.environ}} if environ.get(k) != os.environ.get(k))}}))
+changed = sorted(k for k in {{**environ, **os.environ}} if environ.get(k) != os.environ.get(k))
+print(json.dumps({{"patched": gone, "environ": changed}}))
 """
 PROBE = f"""{MAKE}
 platform = getattr(import_module(module), attribute)(options)
-threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+def count():
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+threads = count()
 found = platform.probe()
-started = (len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()) - threads
+started = count() - threads
 child = os.fork()
 if child == 0:
     import torch
@@ -69,17 +73,17 @@ print(json.dumps({{"devices": [[d.id, d.name] for d in found], "threads": starte
 def opens(subject: Subject, profile: Profile, case: Case) -> None:
     """The platform is imported, made and its device opened."""
     if subject.error is not None:
-        raise ConformanceFailure(f"the platform does not open:\n{subject.error}")
+        raise ConformanceError(f"the platform does not open:\n{subject.error}")
 
 
 def manifest(subject: Subject, profile: Profile, case: Case) -> None:
     """The manifest's range covers this contract, and the code says what the manifest says."""
     found = _manifest(subject)
     if not found.accepts_contract():
-        raise ConformanceFailure(f"the manifest's contract range {found.contract} does not cover this contract")
+        raise ConformanceError(f"the manifest's contract range {found.contract} does not cover this contract")
     platform = type(subject.platform)
     if platform.name != found.name or platform.contract != found.contract:
-        raise ConformanceFailure(
+        raise ConformanceError(
             f"the code says {platform.name!r} {platform.contract!r}, the manifest {found.name!r} {found.contract!r}"
         )
 
@@ -92,39 +96,43 @@ def discovery(subject: Subject, profile: Profile, case: Case) -> None:
         package = found.entry.partition(":")[0]
     imported = run_clean(DISCOVERY, found.name, package)
     if imported:
-        raise ConformanceFailure(f"discovery imported {', '.join(imported)}: it must import nothing")
+        raise ConformanceError(f"discovery imported {', '.join(imported)}: it must import nothing")
 
 
 def import_time(subject: Subject, profile: Profile, case: Case) -> None:
     """Importing the entry takes under a second once torch is there."""
     seconds = run_clean(IMPORT_TIME, *_entry(subject))
     if seconds > IMPORT_SECONDS:
-        raise ConformanceFailure(f"importing {_manifest(subject).entry} takes {seconds:.2f} s, more than {IMPORT_SECONDS} s")
+        raise ConformanceError(
+            f"importing {_manifest(subject).entry} takes {seconds:.2f} s, more than {IMPORT_SECONDS} s"
+        )
 
 
 def patches(subject: Subject, profile: Profile, case: Case) -> None:
     """Importing, making and probing changes no attribute of torch, numpy, the contract or Python, and no variable."""
     found = run_clean(PATCHES, *_entry(subject))
     if found["patched"]:
-        raise ConformanceFailure(f"the plugin replaces {', '.join(found['patched'][:10])}: what others use stays as it is")
+        raise ConformanceError(
+            f"the plugin replaces {', '.join(found['patched'][:10])}: what others use stays as it is"
+        )
     declared = {*subject.device.process_model.forward_env, subject.device.process_model.visibility}
     if undeclared := [name for name in found["environ"] if name not in declared]:
-        raise ConformanceFailure(f"it changes {', '.join(undeclared)}, which its ProcessModel does not declare")
+        raise ConformanceError(f"it changes {', '.join(undeclared)}, which its ProcessModel does not declare")
 
 
 def probe(subject: Subject, profile: Profile, case: Case) -> None:
     """A probe creates no context: it starts no thread, and a process forked after it can open the device."""
     if not hasattr(sys.modules["os"], "fork"):
-        raise NotApplicable("this system has no fork")
+        raise NotApplicableError("this system has no fork")
     found = run_clean(PROBE, *_entry(subject))
     if not found["devices"]:
-        raise ConformanceFailure("the probe finds no device, although this machine opened one")
+        raise ConformanceError("the probe finds no device, although this machine opened one")
     if len({number for number, _ in found["devices"]}) != len(found["devices"]):
-        raise ConformanceFailure(f"the probe gives ids twice: {found['devices']}")
+        raise ConformanceError(f"the probe gives ids twice: {found['devices']}")
     if found["threads"]:
-        raise ConformanceFailure(f"the probe started {found['threads']} threads: a fork after it would lose them")
+        raise ConformanceError(f"the probe started {found['threads']} threads: a fork after it would lose them")
     if found["status"]:
-        raise ConformanceFailure(f"a process forked after the probe cannot open the device (status {found['status']})")
+        raise ConformanceError(f"a process forked after the probe cannot open the device (status {found['status']})")
 
 
 def requirements(subject: Subject, profile: Profile, case: Case) -> None:
@@ -134,29 +142,29 @@ def requirements(subject: Subject, profile: Profile, case: Case) -> None:
     try:
         required = requires(_manifest(subject).distribution) or []
     except PackageNotFoundError as error:
-        raise NotApplicable(f"{_manifest(subject).distribution} is not installed as a distribution") from error
+        raise NotApplicableError(f"{_manifest(subject).distribution} is not installed as a distribution") from error
     for line in required:
         name = re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower().replace("_", "-")
         if name == "tenon-core" and "extra ==" not in line:
-            raise ConformanceFailure(f"it requires {line!r}: a plugin depends on tenon-platforms only")
+            raise ConformanceError(f"it requires {line!r}: a plugin depends on tenon-platforms only")
         if name == "torch" and re.search(r"==|~=", line.partition(";")[0]):
-            raise ConformanceFailure(f"it requires {line!r}: torch is a range, never a pin")
+            raise ConformanceError(f"it requires {line!r}: torch is a range, never a pin")
 
 
 def exceptions(subject: Subject, profile: Profile, case: Case) -> None:
     """Every exception of conformance.yaml speaks of a check that there is."""
     if not subject.exceptions:
-        raise NotApplicable("there is no conformance.yaml, or nothing in it")
+        raise NotApplicableError("there is no conformance.yaml, or nothing in it")
     known = {check.address(one) for check, one in all_cases(subject, profile, LEVELS)}
     if profile.name != QUICK.name:
         known |= {check.address(one) for check, one in all_cases(subject, QUICK, LEVELS)}
     if stale := unmatched(subject.exceptions, known):
-        raise ConformanceFailure(f"exceptions that match no check: {', '.join(stale)}; remove them")
+        raise ConformanceError(f"exceptions that match no check: {', '.join(stale)}; remove them")
 
 
 def _manifest(subject: Subject) -> Any:
     if subject.manifest is None:
-        raise NotApplicable("the platform was made by hand and has no manifest")
+        raise NotApplicableError("the platform was made by hand and has no manifest")
     return subject.manifest
 
 

@@ -12,7 +12,7 @@ from tenon_platforms.shapes import ShapeKey
 
 from ..compare import assert_equal
 from ..profile import Profile
-from ..registry import Case, Check, ConformanceFailure
+from ..registry import Case, Check, ConformanceError
 from ..subject import Subject
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8, torch.bool)
@@ -24,16 +24,16 @@ def facts(subject: Subject, profile: Profile, case: Case) -> None:
     device = subject.device
     memory = device.memory()
     if not 0 <= memory.free <= memory.total or memory.total <= 0 or memory.peak < 0:
-        raise ConformanceFailure(f"memory() says {memory}: free lies between 0 and total, peak is not negative")
+        raise ConformanceError(f"memory() says {memory}: free lies between 0 and total, peak is not negative")
     if not 0 < device.memory_share <= 1:
-        raise ConformanceFailure(f"memory_share is {device.memory_share}: it lies between 0 and 1")
+        raise ConformanceError(f"memory_share is {device.memory_share}: it lies between 0 and 1")
     if device.load_threads < 1 or device.process_model.processes_per_device < 1:
-        raise ConformanceFailure("load_threads and processes_per_device are at least 1")
+        raise ConformanceError("load_threads and processes_per_device are at least 1")
     if bad := {k: v for k, v in device.telemetry().items() if not isinstance(v, (int, float))}:
-        raise ConformanceFailure(f"telemetry gives numbers by name, not {bad}")
+        raise ConformanceError(f"telemetry gives numbers by name, not {bad}")
     device.reset_peak()
     if device.memory().total != memory.total:
-        raise ConformanceFailure("the total memory changed between two calls")
+        raise ConformanceError("the total memory changed between two calls")
 
 
 def tensors(subject: Subject, profile: Profile, case: Case) -> None:
@@ -42,10 +42,8 @@ def tensors(subject: Subject, profile: Profile, case: Case) -> None:
     for shape in SHAPES:
         for made in (subject.device.empty(shape, dtype), subject.device.zeros(shape, dtype)):
             if tuple(made.shape) != shape or made.dtype != dtype:
-                raise ConformanceFailure(f"asked for {dtype} {list(shape)}, got {made.dtype} {list(made.shape)}")
-        assert_equal(
-            subject.to_host(subject.device.zeros(shape, dtype)), torch.zeros(shape, dtype=dtype), what="zeros"
-        )
+                raise ConformanceError(f"asked for {dtype} {list(shape)}, got {made.dtype} {list(made.shape)}")
+        assert_equal(subject.to_host(subject.device.zeros(shape, dtype)), torch.zeros(shape, dtype=dtype), what="zeros")
 
 
 def copies(subject: Subject, profile: Profile, case: Case) -> None:
@@ -53,7 +51,8 @@ def copies(subject: Subject, profile: Profile, case: Case) -> None:
     dtype: torch.dtype = case.value
     random = torch.Generator().manual_seed(1)
     for shape in SHAPES:
-        value = torch.randint(0, 2 if dtype == torch.bool else 200, shape, generator=random).to(dtype)
+        drawn = torch.randint(0, 2 if dtype == torch.bool else 200, shape, generator=random)
+        value = torch.randn(shape, generator=random).to(dtype) if dtype.is_floating_point else drawn.to(dtype)
         first, second = subject.to_device(value), subject.device.zeros(shape, dtype)
         if value.numel():
             subject.device.copy(second, first)
@@ -78,7 +77,7 @@ def order(subject: Subject, profile: Profile, case: Case) -> None:
         if events[turn] is not None:
             events[turn].wait()
             if not events[turn].is_done():
-                raise ConformanceFailure("an event that was waited for is not done")
+                raise ConformanceError("an event that was waited for is not done")
         buffers[turn].fill_(number)
         device.copy(targets[0], buffers[turn])
         device.copy(targets[1], targets[0])
@@ -87,14 +86,14 @@ def order(subject: Subject, profile: Profile, case: Case) -> None:
         if number % 7 == 6:
             events[turn].wait()
             if not bool((landing == number).all()):
-                raise ConformanceFailure(f"after the event of copy {number} the host sees {int(landing[0])}")
+                raise ConformanceError(f"after the event of copy {number} the host sees {int(landing[0])}")
     device.synchronize()
     with device.stream("copies"):
         device.copy(landing, targets[1])
         event = device.event()
     event.wait()
     if not bool((landing == profile.replays * 3 - 1).all()):
-        raise ConformanceFailure("a copy on a side stream came back with other values")
+        raise ConformanceError("a copy on a side stream came back with other values")
 
 
 def errors(subject: Subject, profile: Profile, case: Case) -> None:
@@ -108,11 +107,11 @@ def errors(subject: Subject, profile: Profile, case: Case) -> None:
     try:
         executable.run(key, subject.to_device(torch.zeros(1)))
         subject.device.synchronize()
-    except Exception as error:  # noqa: BLE001 - any error will do, it must come
+    except Exception as error:
         if not isinstance(subject.device.classify_fault(error), Fault):
-            raise ConformanceFailure("classify_fault answers a Fault") from error
+            raise ConformanceError("classify_fault answers a Fault") from error
     else:
-        raise ConformanceFailure("a function that raised inside an executable: no error came by synchronize()")
+        raise ConformanceError("a function that raised inside an executable: no error came by synchronize()")
     value = torch.arange(9, dtype=torch.int32)
     assert_equal(subject.to_host(subject.to_device(value)), value, what="a copy after a failed step")
 
@@ -120,17 +119,17 @@ def errors(subject: Subject, profile: Profile, case: Case) -> None:
 def faults(subject: Subject, profile: Profile, case: Case) -> None:
     """Faults are classified: memory is memory, and what is unknown is some Fault."""
     if subject.device.classify_fault(MemoryError()) is not Fault.OUT_OF_MEMORY:
-        raise ConformanceFailure("classify_fault(MemoryError()) is not OUT_OF_MEMORY: no room would ever be made")
+        raise ConformanceError("classify_fault(MemoryError()) is not OUT_OF_MEMORY: no room would ever be made")
     for error in (RuntimeError("x"), ValueError(""), KeyError("k"), OSError(5, "io")):
         if not isinstance(subject.device.classify_fault(error), Fault):
-            raise ConformanceFailure(f"classify_fault({error!r}) answers no Fault")
+            raise ConformanceError(f"classify_fault({error!r}) answers no Fault")
 
 
 def sleep(subject: Subject, profile: Profile, case: Case) -> None:
     """Sleep says whether it gave memory back; after waking the device works."""
     tags = ("weights", "kv")
     if not isinstance(subject.device.sleep(tags), bool):
-        raise ConformanceFailure("sleep answers True or False")
+        raise ConformanceError("sleep answers True or False")
     subject.device.wake(tags)
     value = torch.arange(5, dtype=torch.int32)
     assert_equal(subject.to_host(subject.to_device(value)), value, what="a copy after waking")
@@ -146,7 +145,7 @@ def reopen(subject: Subject, profile: Profile, case: Case) -> None:
         made = device.zeros((3,), torch.float32)
         device.synchronize()
         if tuple(made.shape) != (3,):
-            raise ConformanceFailure("a reopened device makes no tensors")
+            raise ConformanceError("a reopened device makes no tensors")
         device.close()
         device.close()
     assert_equal(subject.to_host(kept), torch.arange(11, dtype=torch.int32), what="the first device's tensor")

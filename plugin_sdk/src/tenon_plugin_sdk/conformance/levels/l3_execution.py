@@ -22,7 +22,7 @@ from ..cases.specs import claimed
 from ..cases.step_inputs import KeyedInputs, StepDraw, draw_step
 from ..compare import assert_equal
 from ..profile import Profile
-from ..registry import Case, Check, ConformanceFailure, NotApplicable
+from ..registry import Case, Check, ConformanceError, NotApplicableError
 from ..subject import Subject
 from ..truth.rounding import unit
 from .l2.attention import poison_blocks, read_blocks
@@ -88,7 +88,7 @@ def replay(subject: Subject, profile: Profile, case: Case) -> None:
             draw = draw_step(key, MAX_BLOCKS, model.block_size, random)
             _one(subject, executable, (inputs, others), draw, dtype, number)
         if key.static and executable.num_compiles != compiles:
-            raise ConformanceFailure(
+            raise ConformanceError(
                 f"{executable.num_compiles - compiles} compilations in {profile.replays} runs of a prepared key"
             )
         every = list(range(1, ours.num_blocks))
@@ -105,6 +105,7 @@ def _one(
     outputs = executable.run(key, inputs.call(draw))
     found = [subject.to_host(part) for part in (outputs.tokens, outputs.hidden, inputs.step.state.last_tokens)]
     expected = others.step(others.call(draw))
+    assert expected.hidden is not None
     want = [subject.to_host(part) for part in (expected.tokens, expected.hidden, others.step.state.last_tokens)]
     count = min(len(draw.rows), key.logits)
     what = f"replay {number} of {executable.kind.value} ({len(draw.rows)} of {key.rows} rows)"
@@ -121,17 +122,17 @@ def _same(found: Tensor, want: Tensor, subject: Subject, model: MiniModel, dtype
     size = want[want.isfinite()].abs().max() if bool(want.isfinite().any()) else torch.tensor(0.0)
     gap = (found.double() - want.double()).abs().nan_to_num(nan=0.0)
     if bool((found.isnan() != want.isnan()).any()) or bool((gap > 64 * unit(dtype) * (size + 1)).any()):
-        raise ConformanceFailure(f"{what}: differs by up to {float(gap.max()):.3g} from eager")
+        raise ConformanceError(f"{what}: differs by up to {float(gap.max()):.3g} from eager")
 
 
 def _check_capturable(kind: ExecutableKind, model: MiniModel, key: ShapeKey) -> None:
     if kind is ExecutableKind.TRACE and not model.graph_safe:
         unsafe = sorted(name for name, kernel in model.kernels.items() if not kernel.flags.graph_safe)
-        raise ConformanceFailure(f"this device compiles every step, but {', '.join(unsafe)} may not stand in one")
+        raise ConformanceError(f"this device compiles every step, but {', '.join(unsafe)} may not stand in one")
     if kind is ExecutableKind.CAPTURE and key.static:
         least = GraphSupport.SINGLE_TOKEN_DECODE if key.is_decode else GraphSupport.ALWAYS
         if not model.graph_safe or model.backend.graph_support < least:
-            raise NotApplicable("the kernels of this step say that they cannot be captured")
+            raise NotApplicableError("the kernels of this step say that they cannot be captured")
 
 
 def _same_memory(subject: Subject, steps: tuple[MiniStep, MiniStep], random: np.random.Generator) -> None:
@@ -162,7 +163,7 @@ def lattice(subject: Subject, profile: Profile, case: Case) -> None:
     policy = policy_of(subject, model)
     limits = policy.limits
     if limits.max_rows < 1 or limits.max_tokens < limits.max_rows:
-        raise ConformanceFailure(f"limits {limits}: every row needs a token a step")
+        raise ConformanceError(f"limits {limits}: every row needs a token a step")
     chunk = limits.fixed_chunk or limits.max_tokens
     prepared = set(policy.eager_keys())
     for rows in range(1, min(limits.max_rows, MAX_ROWS) + 1):
@@ -182,11 +183,11 @@ def _check_key(policy: ShapePolicy, need: ShapeKey, prepared: set[ShapeKey]) -> 
     if key.blocks and key.blocks < need.blocks:
         small.append("blocks")
     if small:
-        raise ConformanceFailure(f"the key {key} is smaller than the need {need} in {', '.join(small)}")
+        raise ConformanceError(f"the key {key} is smaller than the need {need} in {', '.join(small)}")
     if key.mode.union(need.mode) != key.mode:
-        raise ConformanceFailure(f"the key {key} does not cover the sampler mode {need.mode}")
+        raise ConformanceError(f"the key {key} does not cover the sampler mode {need.mode}")
     if policy.strict and key not in prepared:
-        raise ConformanceFailure(f"the lattice is strict, but {key} is not among its eager keys")
+        raise ConformanceError(f"the lattice is strict, but {key} is not among its eager keys")
 
 
 def padding(subject: Subject, profile: Profile, case: Case) -> None:
@@ -194,7 +195,7 @@ def padding(subject: Subject, profile: Profile, case: Case) -> None:
     model = make_model(subject, claimed(subject.capabilities)[0])
     keys = [key for key in keys_of(subject, profile) if key.static and key.is_decode and key.rows > 1]
     if not keys:
-        raise NotApplicable("no key is padded")
+        raise NotApplicableError("no key is padded")
     key = keys[0]
     with subject.device.inference_context():
         step = MiniStep.make(subject, model, MAX_BLOCKS, subject.device.synchronize)
@@ -207,7 +208,7 @@ def padding(subject: Subject, profile: Profile, case: Case) -> None:
         mine = set(draw.tables[draw.rows[0]].tolist())
         others = [block for block in range(1, step.num_blocks) if block not in mine]
         if not bool(read_blocks(subject, model.backend, step.cache, others).isnan().all()):
-            raise ConformanceFailure("padding of a step wrote into blocks of rows that are not in it")
+            raise ConformanceError("padding of a step wrote into blocks of rows that are not in it")
 
 
 def _keys(subject: Subject, profile: Profile) -> Iterable[Case]:

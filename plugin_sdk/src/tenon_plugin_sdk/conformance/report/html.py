@@ -19,7 +19,8 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .bar i{display:block}.passed{color:var(--pass)}.failed{color:var(--fail)}.excused{color:var(--excuse)}
 .skipped{color:var(--skip)}.bar .passed{background:var(--pass)}.bar .failed{background:var(--fail)}
 .bar .excused{background:var(--excuse)}.bar .skipped{background:var(--skip)}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:.3rem 0;padding:.6rem;border-left:3px solid var(--fail)}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:.3rem 0;padding:.6rem}
+pre{border-left:3px solid var(--fail)}
 code{overflow-wrap:anywhere}details{border-bottom:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 """
 
@@ -36,7 +37,8 @@ def _parts(results: Results) -> Iterator[str]:
     yield f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
     highest = results.highest()
     reached = "no level yet" if highest is None else f"{highest} ({LEVELS[highest][0]})"
-    yield f'<p class="lead">Conforms up to <b>{reached}</b>; {escape(results.profile)} profile, {results.seconds:.0f} s.</p>'
+    length = f"{escape(results.profile)} profile, {results.seconds:.0f} s"
+    yield f'<p class="lead">Conforms up to <b>{reached}</b>; {length}.</p>'
     yield from _levels(results)
     yield from _listed(results, "failed", "What fails")
     yield from _listed(results, "excused", "What is excused")
@@ -55,10 +57,13 @@ def _levels(results: Results) -> Iterator[str]:
         counts, entries = results.counts(level), results.of(level)
         if not entries:
             continue
-        bar = "".join(f'<i class="{each}" style="width:{100 * counts[each] / len(entries):.2f}%"></i>' for each in OUTCOMES)
+        bar = "".join(
+            f'<i class="{each}" style="width:{100 * counts[each] / len(entries):.2f}%"></i>' for each in OUTCOMES
+        )
         cells = "".join(f'<td class="n {each}">{counts[each] or ""}</td>' for each in OUTCOMES)
         seconds = sum(entry.seconds for entry in entries)
-        yield f'<tr><td>{level} {name}</td><td><div class="bar">{bar}</div></td>{cells}<td class="n">{seconds:.1f} s</td></tr>'
+        yield f'<tr><td>{level} {name}</td><td><div class="bar">{bar}</div></td>{cells}'
+        yield f'<td class="n">{seconds:.1f} s</td></tr>'
     yield "</table>"
 
 
@@ -83,7 +88,8 @@ def _level(results: Results, level: str) -> Iterator[str]:
         yield f" {escape(entries[0].what)}</summary><table>"
         for entry in entries:
             reason = escape(entry.text.splitlines()[0]) if entry.text else ""
-            yield f'<tr><td><code>{escape(entry.case or name)}</code></td><td class="{entry.outcome}">{entry.outcome}</td>'
+            yield f"<tr><td><code>{escape(entry.case or name)}</code></td>"
+            yield f'<td class="{entry.outcome}">{entry.outcome}</td>'
             yield f'<td>{reason}</td><td class="n">{entry.seconds:.2f} s</td></tr>'
         yield "</table></details>"
 

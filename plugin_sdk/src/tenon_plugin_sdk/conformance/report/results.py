@@ -92,7 +92,9 @@ class Results:
 
 def _outcome(report: Any) -> tuple[str, str]:
     if hasattr(report, "wasxfail"):
-        return ("excused", "") if report.outcome == "skipped" else ("failed", "an exception that is not needed: remove it")
+        return (
+            ("excused", "") if report.outcome == "skipped" else ("failed", "an exception that is not needed: remove it")
+        )
     if report.outcome == "skipped":
         return "skipped", _reason(report.longrepr)
     if report.outcome == "passed":
@@ -109,7 +111,7 @@ def _reason(longrepr: Any) -> str:
 def _message(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr)
-    return text.removeprefix("tenon_plugin_sdk.conformance.registry.ConformanceFailure: ")
+    return text.removeprefix("tenon_plugin_sdk.conformance.registry.ConformanceError: ")
 
 
 def fingerprint(subject: Subject) -> dict[str, Any]:

@@ -81,8 +81,10 @@ def rope(x: Bounded, positions: Tensor, table: Tensor, spec: RopeSpec, dtype: DT
     a = _turn(first, second, cos, -sin, dtype)
     b = _turn(second, first, cos, sin, dtype)
     value, error = x.value.clone(), x.error.clone()
-    places = (slice(0, spec.rotary_dim, 2), slice(1, spec.rotary_dim, 2)) if spec.interleaved else (
-        slice(0, half), slice(half, spec.rotary_dim)
+    places = (
+        (slice(0, spec.rotary_dim, 2), slice(1, spec.rotary_dim, 2))
+        if spec.interleaved
+        else (slice(0, half), slice(half, spec.rotary_dim))
     )
     for place, turned in zip(places, (a, b), strict=True):
         value[..., place], error[..., place] = turned.value, turned.error

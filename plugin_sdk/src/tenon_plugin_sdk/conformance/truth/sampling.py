@@ -46,7 +46,7 @@ class Choice:
 
 def edited(row: SamplingRow, logits: Scores) -> Scores:
     """After bias, bans and grammar."""
-    scores = logits.copy()
+    scores: Scores = logits.copy()
     for token, value in row.bias.items():
         scores[token] += value
     if row.position < row.until:
@@ -61,9 +61,9 @@ def edited(row: SamplingRow, logits: Scores) -> Scores:
 
 def penalized(row: SamplingRow, scores: Scores) -> Scores:
     """After the penalties; repetition sees the prompt too."""
+    scores = scores.copy()
     if row.prompt is None:
         return scores
-    scores = scores.copy()
     repetition, frequency, presence = (float(np.float32(v)) for v in (row.repetition, row.frequency, row.presence))
     for token in {*row.prompt, *row.output}:
         scores[token] = scores[token] / repetition if scores[token] > 0 else scores[token] * repetition

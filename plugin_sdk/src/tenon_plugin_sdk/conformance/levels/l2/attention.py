@@ -25,7 +25,7 @@ from ...cases.paged import PagedDraw, PagedWorld, drawn_steps, edge_steps, make_
 from ...cases.specs import claimed
 from ...compare import assert_close, assert_equal
 from ...profile import Profile
-from ...registry import Case, Check, ConformanceFailure
+from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.attention import attend
 
@@ -38,7 +38,7 @@ def backend_of(subject: Subject, spec: AttentionSpec) -> AttentionBackend:
     """The backend that the engine would use."""
     kernel = subject.choose(spec, subject.device)
     if not isinstance(kernel, AttentionKernel):
-        raise ConformanceFailure(f"the offer for attention answered {type(kernel).__name__}, expected AttentionKernel")
+        raise ConformanceError(f"the offer for attention answered {type(kernel).__name__}, expected AttentionKernel")
     return kernel.backend
 
 
@@ -59,9 +59,7 @@ def fill_cache(subject: Subject, backend: AttentionBackend, world: PagedWorld) -
     return cache
 
 
-def poison_blocks(
-    subject: Subject, backend: AttentionBackend, cache: Any, blocks: list[int], block_size: int
-) -> None:
+def poison_blocks(subject: Subject, backend: AttentionBackend, cache: Any, blocks: list[int], block_size: int) -> None:
     """Fill whole blocks with NaN."""
     shape = (len(blocks), 2, block_size, backend.layout.num_kv_heads, backend.layout.head_dim)
     canonical = torch.full(shape, NAN, dtype=to_torch(backend.layout.dtype))
@@ -69,9 +67,7 @@ def poison_blocks(
     subject.device.synchronize()
 
 
-def write(
-    subject: Subject, backend: AttentionBackend, cache: Any, key: Tensor, value: Tensor, slots: Tensor
-) -> None:
+def write(subject: Subject, backend: AttentionBackend, cache: Any, key: Tensor, value: Tensor, slots: Tensor) -> None:
     """Write keys and values, host [tokens, kv heads, dim], at slots."""
     buffers = Buffers(subject)
     backend.write_kv(
@@ -111,7 +107,7 @@ def run_step(subject: Subject, profile: Profile, spec: AttentionSpec, draw: Page
         )
         found = subject.to_host(backend.run(inputs, backend.plan(batch)))
         if tuple(found.shape) != tuple(padded.shape):
-            raise ConformanceFailure(f"attention returned {list(found.shape)} for queries of {list(padded.shape)}")
+            raise ConformanceError(f"attention returned {list(found.shape)} for queries of {list(padded.shape)}")
         for row, (asked, part) in enumerate(zip(parts, found[:tokens].split(world.query_lens), strict=True)):
             if row == draw.poisoned:
                 continue
@@ -119,7 +115,7 @@ def run_step(subject: Subject, profile: Profile, spec: AttentionSpec, draw: Page
             what = f"attention of row {row} ({world.query_lens[row]} of {world.lengths[row]} tokens)"
             assert_close(part, truth, spec.dtype, what=what)
         if not bool(found[tokens:].isfinite().all()):
-            raise ConformanceFailure("padding tokens are not finite: the layers behind would spread it")
+            raise ConformanceError("padding tokens are not finite: the layers behind would spread it")
         buffers.check()
         after = read_blocks(subject, backend, cache, list(range(world.num_blocks)))
         assert_equal(after, before, what="the KV cache after `run`, which only reads it")
@@ -163,7 +159,9 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
             )
         _scatter(subject, backend, caches[0], want, size, random, to_torch(spec.dtype))
         assert_equal(
-            read_blocks(subject, backend, caches[1], list(range(1, 9))), want, what="another layer's cache after write_kv"
+            read_blocks(subject, backend, caches[1], list(range(1, 9))),
+            want,
+            what="another layer's cache after write_kv",
         )
         zeros = read_blocks(subject, backend, caches[0], [0])
         assert_equal(zeros, torch.zeros_like(zeros), what="the null block after writes elsewhere")
@@ -206,8 +204,7 @@ def _scatter(
     expected = held.clone()
     for slots in ([size], [9 * size - 1, 2 * size - 1, 2 * size], [], list(range(4 * size, 6 * size))[::-1]):
         key, value = (
-            torch.randn((len(slots), spec.num_kv_heads, spec.head_dim), generator=random).to(dtype)
-            for _ in range(2)
+            torch.randn((len(slots), spec.num_kv_heads, spec.head_dim), generator=random).to(dtype) for _ in range(2)
         )
         write(subject, backend, cache, key, value, _ints(slots))
         for place, slot in enumerate(slots):
@@ -276,12 +273,13 @@ def _causal(subject: Subject, profile: Profile) -> list[Case]:
 
 
 CHECKS = (
-    Check(level="L2", name="kv_cache", what="KV blocks written, copied, exported, imported", cases=_plain, run=kv_cache),
+    Check(
+        level="L2", name="kv_cache", what="KV blocks written, copied, exported, imported", cases=_plain, run=kv_cache
+    ),
     Check(level="L2", name="far_slots", what="slots of a large pool", cases=_first, run=far_slots),
     Check(level="L2", name="attention", what="paged attention against float64", cases=_specs, run=attention),
     Check(level="L2", name="chunks", what="prompts whole and in chunks", cases=_causal, run=chunks),
 )
-
 
 
 def _ints(values: Iterable[int]) -> Tensor:

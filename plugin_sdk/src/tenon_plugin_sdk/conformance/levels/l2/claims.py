@@ -14,7 +14,7 @@ from tenon_platforms.ops.table import OpTable
 
 from ...cases import specs
 from ...profile import Profile
-from ...registry import Case, Check, ConformanceFailure, NotApplicable
+from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from . import attention, products, rowwise
 
@@ -51,7 +51,7 @@ def features(subject: Subject, profile: Profile, case: Case) -> None:
         for name, _, listed in offers:
             unknown = listed - known - inner
             if unknown:
-                raise ConformanceFailure(
+                raise ConformanceError(
                     f"the offer {name!r} for {spec_type.op} lists {', '.join(sorted(unknown))}, which no spec has:"
                     f" {spec_type.op} has {', '.join(sorted(known)) or 'none'}"
                 )
@@ -61,23 +61,23 @@ def answers(subject: Subject, profile: Profile, case: Case) -> None:
     """An offer answers `Kernel`, or `No` with a reason, for specs that no platform serves; it never raises."""
     table = recorded(subject)
     if not table.offered_by_type:
-        raise NotApplicable("the platform offers no kernels")
+        raise NotApplicableError("the platform offers no kernels")
     for spec in _odd_specs():
         for name, make, listed in table.offered_by_type.get(type(spec), ()):
             if spec.requires - listed:
                 continue
             try:
                 answer = make(spec)
-            except Exception as error:  # noqa: BLE001 - whatever an offer raises is the finding
-                raise ConformanceFailure(
+            except Exception as error:
+                raise ConformanceError(
                     f"the offer {name!r} raised {type(error).__name__} for {spec.summary()}: answer No with the reason"
                     f" ({error})"
                 ) from error
             if isinstance(answer, No):
                 if not answer.reason.strip():
-                    raise ConformanceFailure(f"the offer {name!r} answered No without a reason to {spec.summary()}")
+                    raise ConformanceError(f"the offer {name!r} answered No without a reason to {spec.summary()}")
             elif not isinstance(answer, Kernel):
-                raise ConformanceFailure(f"the offer {name!r} answered {answer!r}: expected Kernel or No")
+                raise ConformanceError(f"the offer {name!r} answered {answer!r}: expected Kernel or No")
 
 
 def _odd_specs() -> list[Spec]:
@@ -113,7 +113,7 @@ def unclaimed(subject: Subject, profile: Profile, case: Case) -> None:
                     run(subject, profile, one)
                     accepted += 1
     if not accepted and not table.offered_by_type:
-        raise NotApplicable("the platform offers no kernels")
+        raise NotApplicableError("the platform offers no kernels")
 
 
 def _linear(dtype: DType) -> MergedLinearSpec:

@@ -16,7 +16,7 @@ from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
 from ...cases.weights import exact_linear, exact_weight, stored_linear, stored_part
 from ...compare import assert_equal
 from ...profile import Profile
-from ...registry import Case, Check, ConformanceFailure, NotApplicable
+from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.rounding import Bounded, unit
@@ -50,11 +50,11 @@ def restore(subject: Subject, profile: Profile, case: Case) -> None:
     spec: MergedLinearSpec = case.value
     kernel = subject.choose(spec)
     if kernel.prepare is None or kernel.restore is None:
-        raise NotApplicable(f"{kernel.name} prepares irreversibly, and says so")
+        raise NotApplicableError(f"{kernel.name} prepares irreversibly, and says so")
     stored = stored_linear(spec, generator(5))
     back = kernel.restore(bind(subject, kernel, stored, spec.op))
     if not isinstance(back, LinearWeights):
-        raise ConformanceFailure(f"restore of {kernel.name} returned {type(back).__name__}, expected LinearWeights")
+        raise ConformanceError(f"restore of {kernel.name} returned {type(back).__name__}, expected LinearWeights")
     for place, (ours, theirs) in enumerate(zip(stored.parts, back.parts, strict=True)):
         for name, tensor in ours.items():
             assert_equal(subject.to_host(theirs[name]), tensor, what=f"part {place}, {name}, after restore")
@@ -132,7 +132,7 @@ def served_as_claimed(subject: Subject, profile: Profile, case: Case) -> None:
     order = ("native", "emulated", "dequantize")
     worst = max((claim for claim in claims if claim in order), key=order.index)
     if kernel.native not in order or order.index(kernel.native) > order.index(worst):
-        raise ConformanceFailure(
+        raise ConformanceError(
             f"{spec.schemes[0].id} is claimed as {worst!r}, but {kernel.name} serves it as {kernel.native!r}:"
             " correct Capabilities.schemes or the kernel's `native`"
         )
@@ -174,4 +174,3 @@ CHECKS = (
         run=moe_layer,
     ),
 )
-

@@ -21,7 +21,7 @@ from ...cases import specs
 from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
 from ...compare import assert_close, assert_equal
 from ...profile import Profile
-from ...registry import Case, Check, ConformanceFailure
+from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.rounding import Bounded
@@ -75,7 +75,7 @@ def prepare_inputs(subject: Subject, profile: Profile, case: Case) -> None:
             want = host["block_tables"][group][row_of, where // size] * size + (where % size).int()
             assert_equal(slots[:tokens], want, what=f"slots of group {group}")
             if bool((slots[tokens:] >= size).any()) or bool((slots[tokens:] < 0).any()):
-                raise ConformanceFailure(f"padding tokens go to slots {slots[tokens:].tolist()}, outside the null block")
+                raise ConformanceError(f"padding tokens go to slots {slots[tokens:].tolist()}, outside the null block")
 
 
 def _inputs(
@@ -195,14 +195,12 @@ def qk_norm_rope_kv_write(subject: Subject, profile: Profile, case: Case) -> Non
         others = torch.ones(len(flat), dtype=torch.bool)
         others[mine] = False
         if not bool(flat[others].isnan().all()):
-            raise ConformanceFailure(f"{kernel.name} wrote to slots that are no token's")
+            raise ConformanceError(f"{kernel.name} wrote to slots that are no token's")
 
     explore(profile, edge_draws(profile, PLAIN_FILLS), row_draws(profile, PLAIN_FILLS), run)
 
 
-def _turned(
-    x: Tensor, spec: QKNormRopeKVWriteSpec, weight: Tensor, positions: Tensor, table: Tensor | None
-) -> Bounded:
+def _turned(x: Tensor, spec: QKNormRopeKVWriteSpec, weight: Tensor, positions: Tensor, table: Tensor | None) -> Bounded:
     found = Bounded.exact(x)
     if spec.q_norm is not None:
         norm = spec.q_norm

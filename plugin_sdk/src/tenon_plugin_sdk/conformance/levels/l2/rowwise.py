@@ -92,9 +92,7 @@ def rope(subject: Subject, profile: Profile, case: Case) -> None:
     axes = len(spec.axis_sections) or 1
 
     def run(draw: RowsDraw) -> None:
-        q, k = (
-            values((draw.tokens, heads, spec.head_dim), draw, to_torch(dtype), salt=heads) for heads in (4, 2)
-        )
+        q, k = (values((draw.tokens, heads, spec.head_dim), draw, to_torch(dtype), salt=heads) for heads in (4, 2))
         positions = positions_of(draw, spec.max_positions, axes)
         truth = [layers.rope(Bounded.exact(x), positions.T, table, spec, dtype) for x in (q, k)]
 

@@ -16,7 +16,7 @@ from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeigh
 from ...buffers import Buffers
 from ...cases.draws import RowsDraw, healthy_rows
 from ...compare import assert_close
-from ...registry import ConformanceFailure
+from ...registry import ConformanceError
 from ...subject import Subject
 from ...truth.rounding import Bounded, unit
 
@@ -80,7 +80,7 @@ def check_rows(
         given = {name: buffers.put(name, value, draw.layout) for name, value in rows.items()}
         found = _outputs(subject, call(given))
         if len(found) != len(want):
-            raise ConformanceFailure(f"{kernel.name} returned {len(found)} outputs, expected {len(want)}")
+            raise ConformanceError(f"{kernel.name} returned {len(found)} outputs, expected {len(want)}")
         for out, (name, truth, dtype) in zip(found, want, strict=True):
             valid = healthy_rows(draw, truth.value.dim())
             if certain is not None:
@@ -97,12 +97,12 @@ def _check_flags(
     if kernel.flags.deterministic:
         again = _outputs(subject, call(given))
         if not all(_same_bits(a, b) for a, b in zip(first, again, strict=True)):
-            raise ConformanceFailure(f"{kernel.name} says it is deterministic, but a second run gave other bits")
+            raise ConformanceError(f"{kernel.name} says it is deterministic, but a second run gave other bits")
     if kernel.flags.batch_invariant and draw.tokens > 1:
         place = draw.seed % draw.tokens
         alone = _outputs(subject, call({name: value[place : place + 1] for name, value in given.items()}))
         if not all(_same_bits(a[place : place + 1], b) for a, b in zip(first, alone, strict=True)):
-            raise ConformanceFailure(
+            raise ConformanceError(
                 f"{kernel.name} says it is batch-invariant, but row {place} of {draw.tokens} has other bits when alone"
             )
 

@@ -19,7 +19,7 @@ from ...cases.sampling import SamplingDraw, SamplingRow, draw_batch, make_batch
 from ...cases.specs import claimed
 from ...compare import assert_close, assert_equal
 from ...profile import Profile
-from ...registry import Case, Check, ConformanceFailure
+from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.rounding import FUNCTION_ULPS, U32, Bounded
 from ...truth.sampling import choose, probabilities
@@ -41,7 +41,7 @@ def run_batch(subject: Subject, draw: SamplingDraw, layout: str = "contiguous") 
         tokens = subject.to_host(kernel.run(logits, batch))
         buffers.check(may_change=kernel.flags.in_place)
         if tokens.dtype != torch.int32 or tuple(tokens.shape) != (len(draw.rows),):
-            raise ConformanceFailure(
+            raise ConformanceError(
                 f"the sampler returned {tokens.dtype} {list(tokens.shape)}, expected int32 [{len(draw.rows)}]"
             )
         expected = before.clone()
@@ -62,7 +62,7 @@ def check_tokens(subject: Subject, draw: SamplingDraw, layout: str = "contiguous
             continue
         refusal = choose(row, draw.logits[place].double().numpy(), exact=draw.exact).refuses(token)
         if refusal is not None:
-            raise ConformanceFailure(f"row {place} of {len(tokens)}: {refusal} [{row}]")
+            raise ConformanceError(f"row {place} of {len(tokens)}: {refusal} [{row}]")
 
 
 def sampler(subject: Subject, profile: Profile, case: Case) -> None:
@@ -81,7 +81,9 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
     random = np.random.default_rng(5)
     logits = torch.from_numpy(random.standard_normal(vocab).astype(np.float32) * 1.5)
     rows = [
-        SamplingRow(temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p, position=p + 1, seed=3)
+        SamplingRow(
+            temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p, position=p + 1, seed=3
+        )
         for p in range(profile.draws)
     ]
     mode = SamplingMode(noise=True, filters=bool(row.top_k or row.min_p or row.top_p < 1))
@@ -93,7 +95,7 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
         ("Kolmogorov-Smirnov", kolmogorov_smirnov(counts, shares)),
     ):
         if chance < SIGNIFICANCE:
-            raise ConformanceFailure(
+            raise ConformanceError(
                 f"{len(rows)} draws do not follow their distribution: {name} says a chance of {chance:.3g};"
                 f" drawn {counts[:8]}, expected {(shares * len(rows))[:8].round(1)} of the first 8 tokens"
             )
@@ -109,8 +111,12 @@ def token_logprobs(subject: Subject, profile: Profile, case: Case) -> None:
         tokens = torch.randint(0, vocab, (count,), generator=random, dtype=torch.int32)
         with subject.device.inference_context():
             buffers = Buffers(subject)
-            found: Logprobs = kernel.run(buffers.put("logits", draw.logits, "strided"), buffers.put("tokens", tokens), k)
-            parts: dict[str, Any] = {n: subject.to_host(getattr(found, n)) for n in ("chosen", "rank", "top_ids", "top")}
+            found: Logprobs = kernel.run(
+                buffers.put("logits", draw.logits, "strided"), buffers.put("tokens", tokens), k
+            )
+            parts: dict[str, Any] = {
+                n: subject.to_host(getattr(found, n)) for n in ("chosen", "rank", "top_ids", "top")
+            }
             buffers.check()
         _check_logprobs(draw.logits.double(), tokens.long(), k, parts)
 
@@ -122,19 +128,19 @@ def _check_logprobs(logits: Tensor, tokens: Tensor, k: int, parts: dict[str, Ten
     picked = Bounded(scores.value.gather(1, tokens[:, None])[:, 0], error[:, 0])
     assert_close(parts["chosen"], picked, DType.FLOAT32, what="the chosen token's log-probability")
     if parts["rank"].dtype != torch.int32 or parts["top_ids"].dtype != torch.int32:
-        raise ConformanceFailure("rank and top_ids are int32")
+        raise ConformanceError("rank and top_ids are int32")
     mine = logits.gather(1, tokens[:, None])
     slack = 2 * error
     least, most = ((logits > mine + slack).sum(-1) + 1, (logits > mine).sum(-1) + 1)
     if not bool(((parts["rank"] >= least) & (parts["rank"] <= most)).all()):
-        raise ConformanceFailure(f"rank is {parts['rank'].tolist()}, expected {most.tolist()}: it counts strictly better")
+        raise ConformanceError(f"rank is {parts['rank'].tolist()}, expected {most.tolist()}: it counts strictly better")
     if tuple(parts["top"].shape) != (count, k) or tuple(parts["top_ids"].shape) != (count, k):
-        raise ConformanceFailure(f"the best {k} have shape {list(parts['top'].shape)}, expected {[count, k]}")
+        raise ConformanceError(f"the best {k} have shape {list(parts['top'].shape)}, expected {[count, k]}")
     best = Bounded(scores.value.sort(-1, descending=True).values[:, :k], error.expand(-1, k))
     assert_close(parts["top"], best, DType.FLOAT32, what=f"the best {k} log-probabilities")
     ids = parts["top_ids"].long()
     if k and (bool((ids < 0).any()) or bool((ids >= vocab).any())):
-        raise ConformanceFailure("top_ids lie outside the vocabulary")
+        raise ConformanceError("top_ids lie outside the vocabulary")
     at = Bounded(scores.value.gather(1, ids), error.expand(-1, k))
     assert_close(parts["top"], at, DType.FLOAT32, what="the log-probabilities at top_ids")
 
