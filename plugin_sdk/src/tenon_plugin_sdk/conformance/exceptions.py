@@ -1,4 +1,4 @@
-"""`conformance.yaml`: what a platform knows it fails, each with a reason, a link and a date until which that is excused.
+"""`conformance.yaml`: what a platform knows it fails, each with a reason, a link and the date it is excused until.
 
     exceptions:
       - check: "L2/attention/bfloat16-*"      # as reports address it; * and ? match

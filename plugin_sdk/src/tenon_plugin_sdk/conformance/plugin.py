@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "Tenon's conformance kit")
     group.addoption("--platform", help="platform to test, by name")
     group.addoption("--platform-opt", action="append", default=[], metavar="KEY=VALUE", help="an option of it")
-    group.addoption("--level", help="L2: up to it; L2,L3: those; all (default)")
+    group.addoption("--level", help="L2: up to it; L2,L3: those; L2, with a comma: it alone; all (default)")
     group.addoption("--profile", choices=("quick", "full"), help="how long to look; default quick")
     group.addoption("--exceptions", metavar="PATH", help="conformance.yaml; default: beside the platform's manifest")
     group.addoption("--report", metavar="PATH", help="write the results as JSON")

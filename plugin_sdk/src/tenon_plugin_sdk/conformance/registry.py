@@ -72,10 +72,10 @@ def checks_of(level: str) -> Sequence[Check]:
 
 
 def levels_up_to(text: str) -> list[str]:
-    """`L2` is L0, L1 and L2; `L2,L3` is those two; `all` is every level. Raises ValueError for another text."""
+    """`L2`: L0 to L2; `L2,L3`: those two; `L2,`: that one; `all`: every level. Raises ValueError for another text."""
     if text == "all":
         return list(LEVELS)
-    names = [part.strip().upper() for part in text.split(",")]
+    names = [part.strip().upper() for part in text.split(",") if part.strip()]
     for name in names:
         if name not in LEVELS:
             raise ValueError(f"--level {text}: {name!r} is no level: known are {', '.join(LEVELS)} and all")

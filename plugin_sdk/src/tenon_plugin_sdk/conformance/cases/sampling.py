@@ -1,4 +1,4 @@
-"""Sampling batches: rows with parameters of every kind, their counts, edits and masks, as the engine hands them over."""
+"""Sampling batches: rows with parameters of every kind, their counts, edits and masks, as the engine gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims, the other way round: what a platform does not offer it refuses cleanly, and what it offers anyway is right."""
+"""Claims, the other way round: what is not offered is refused cleanly, and what is offered anyway is right."""
 
 from __future__ import annotations
 
