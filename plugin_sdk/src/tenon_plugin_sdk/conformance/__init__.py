@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ConformanceSuite"]
 
+_HOMES = {"ConformanceSuite": "suite"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "ConformanceSuite":
-        return import_module(".suite", __name__).ConformanceSuite
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -63,5 +63,6 @@ def _describe(wide: Tensor, true: Tensor, error: Tensor, allowed: Tensor, wrong:
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are wrong; the worst at {list(place)} is"
         f" {wide[place].item():.9g}, float64 says {true[place].item():.9g}:"
         f" off by {error[place].item():.3g}, the"
-        f" formula allows {allowed[place].item():.3g}; NMSE {float(lost):.3g}, {int((~wide.isfinite()).sum())} not finite"
+        f" formula allows {allowed[place].item():.3g};"
+        f" NMSE {float(lost):.3g}, {int((~wide.isfinite()).sum())} not finite"
     )

@@ -30,6 +30,7 @@ from tenon_platforms.ops.sampling import SamplerSpec
 from tenon_platforms.shapes import ShapeKey
 
 from ..subject import Subject
+from .weights import generator, stored_linear, stored_part, to_device
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, DIM = 96, 32, 4, 2, 16
 MAX_ROWS = 4
@@ -129,9 +130,6 @@ def make_model(subject: Subject, dtype: DType, block_size: int | None = None) ->
 
 
 def _weights(subject: Subject, specs: dict[str, Any], kernels: dict[str, Kernel]) -> dict[str, Any]:
-    from ..levels.l2.running import generator, to_device
-    from .weights import stored_linear, stored_part
-
     random = generator(77)
     held: dict[str, Any] = {}
     with subject.device.inference_context():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tenon_platforms.formats.gguf_types import BY_NAME
 from tenon_platforms.ops.linear import Dense, GGUFBlocks, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
-from tenon_platforms.ops.weights import LinearWeights, PartTensors
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
+
+from ..subject import Subject
 
 # Where a block's float16 scales lie: byte offsets, by type (ggml-common.h).
 _SCALES = {
@@ -57,3 +61,28 @@ def exact_linear(spec: MergedLinearSpec, weights: LinearWeights) -> Tensor:
     return torch.cat(
         [exact_weight(part.scheme, tensors) for part, tensors in zip(spec.parts, weights.parts, strict=True)]
     )
+
+
+def to_device(subject: Subject, weights: Any) -> Any:
+    """Checkpoint weights with their tensors on the device, as a model's builder hands them to `prepare`."""
+    if isinstance(weights, Tensor):
+        return subject.to_device(weights)
+    if isinstance(weights, dict):
+        return {name: subject.to_device(value) for name, value in weights.items()}
+    if isinstance(weights, LinearWeights):
+        bias = None if weights.bias is None else subject.to_device(weights.bias)
+        return LinearWeights(parts=tuple(to_device(subject, part) for part in weights.parts), bias=bias)
+    if isinstance(weights, GatedMLPWeights):
+        return GatedMLPWeights(gate_up=to_device(subject, weights.gate_up), down=to_device(subject, weights.down))
+    assert isinstance(weights, MoEWeights)
+    return MoEWeights(
+        router=subject.to_device(weights.router),
+        gate=to_device(subject, weights.gate),
+        up=to_device(subject, weights.up),
+        down=to_device(subject, weights.down),
+    )
+
+
+def generator(seed: int) -> torch.Generator:
+    """A host generator of its own."""
+    return torch.Generator().manual_seed(seed)

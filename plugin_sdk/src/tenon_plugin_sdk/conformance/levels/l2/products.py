@@ -13,14 +13,14 @@ from tenon_platforms.torch_dtypes import to_torch
 
 from ...cases import specs
 from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
-from ...cases.weights import exact_linear, exact_weight, stored_linear, stored_part
+from ...cases.weights import exact_linear, exact_weight, generator, stored_linear, stored_part
 from ...compare import assert_equal
 from ...profile import Profile
 from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.rounding import Bounded, unit
-from .running import bind, check_rows, generator, weight_error
+from .running import bind, check_rows, weight_error
 
 FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
 

@@ -19,6 +19,7 @@ from tenon_platforms.torch_dtypes import to_torch
 from ...buffers import Buffers
 from ...cases import specs
 from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
+from ...cases.weights import generator
 from ...compare import assert_close, assert_equal
 from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
@@ -27,7 +28,6 @@ from ...truth import layers
 from ...truth.rounding import Bounded
 from .attention import backend_of, block_size_of, poison_blocks, read_blocks
 from .rowwise import positions_of
-from .running import generator
 
 PLAIN_FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
 

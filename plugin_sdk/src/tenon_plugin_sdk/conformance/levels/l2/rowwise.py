@@ -14,13 +14,13 @@ from tenon_platforms.torch_dtypes import to_torch
 
 from ...cases import specs
 from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
-from ...cases.weights import exact_weight, stored_part
+from ...cases.weights import exact_weight, generator, stored_part
 from ...profile import Profile
 from ...registry import Case, Check
 from ...subject import Subject
 from ...truth import layers
 from ...truth.rounding import Bounded, unit
-from .running import bind, check_rows, generator, weight_error
+from .running import bind, check_rows, weight_error
 
 PLAIN_FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
 

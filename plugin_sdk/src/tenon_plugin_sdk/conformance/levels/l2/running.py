@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel, WeightUse
 from tenon_platforms.ops.linear import Dense, WeightScheme
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights
 
 from ...buffers import Buffers
 from ...cases.draws import RowsDraw, healthy_rows
+from ...cases.weights import to_device
 from ...compare import assert_close
 from ...registry import ConformanceError
 from ...subject import Subject
@@ -32,26 +31,6 @@ def weight_error(scheme: WeightScheme, dtype: DType) -> float:
     if isinstance(scheme, Dense):
         return 0.0 if scheme.stored == dtype else unit(dtype)
     return max(unit(dtype), HALF_EPS)
-
-
-def to_device(subject: Subject, weights: Any) -> Any:
-    """Checkpoint weights with their tensors on the device, as a model's builder hands them to `prepare`."""
-    if isinstance(weights, Tensor):
-        return subject.to_device(weights)
-    if isinstance(weights, dict):
-        return {name: subject.to_device(value) for name, value in weights.items()}
-    if isinstance(weights, LinearWeights):
-        bias = None if weights.bias is None else subject.to_device(weights.bias)
-        return LinearWeights(parts=tuple(to_device(subject, part) for part in weights.parts), bias=bias)
-    if isinstance(weights, GatedMLPWeights):
-        return GatedMLPWeights(gate_up=to_device(subject, weights.gate_up), down=to_device(subject, weights.down))
-    assert isinstance(weights, MoEWeights)
-    return MoEWeights(
-        router=subject.to_device(weights.router),
-        gate=to_device(subject, weights.gate),
-        up=to_device(subject, weights.up),
-        down=to_device(subject, weights.down),
-    )
 
 
 def bind(subject: Subject, kernel: Kernel, weights: Any, op: str) -> Any:
@@ -114,8 +93,3 @@ def _outputs(subject: Subject, result: Any) -> list[Tensor]:
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def generator(seed: int) -> torch.Generator:
-    """A host generator of its own."""
-    return torch.Generator().manual_seed(seed)
