@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +76,10 @@ def test_the_correct_platform_is_not_accused(address: str) -> None:
 
 def test_there_are_enough_of_them() -> None:
     assert len(REGISTRY.held) >= 40
+
+
+def test_the_committed_table_names_them_all() -> None:
+    rows = [line for line in Path(__file__).with_name("MATRIX.md").read_text().splitlines() if line.startswith("| ")]
+    named = {row.split(" | ")[0].removeprefix("| "): row for row in rows[1:]}
+    assert named.keys() == REGISTRY.held.keys(), "run write_table.py"
+    assert not any("NOT FOUND" in row for row in named.values())
