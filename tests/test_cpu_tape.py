@@ -1,4 +1,4 @@
-"""The CPU platform's tapes in an engine: which steps they serve, that a replay has the bits of the step itself, a soak."""
+"""The CPU platform's tapes in an engine: which steps they serve, that replays have the step's bits, a soak."""
 
 from __future__ import annotations
 

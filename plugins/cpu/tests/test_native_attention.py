@@ -64,7 +64,14 @@ def truth(spec: AttentionSpec, query: Tensor, key: Tensor, value: Tensor, sinks:
     return torch.einsum("hql,lhd->qhd", weights, v)
 
 
-def check(spec: AttentionSpec, rows: list[tuple[int, int]], block_size: int, make_batch: Callable[..., Any], *, shared: int = 0) -> None:
+def check(
+    spec: AttentionSpec,
+    rows: list[tuple[int, int]],
+    block_size: int,
+    make_batch: Callable[..., Any],
+    *,
+    shared: int = 0,
+) -> None:
     """rows: (query length, sequence length), decodes first. shared: leading blocks that all rows have in common."""
     backend = NativeAttention(spec)
     kv = to_torch(spec.kv_dtype)
@@ -118,7 +125,8 @@ PREFILLS = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 120)), min_size
     window=st.sampled_from([0, 0, 1, 7, 33, 100]),
     block_size=st.sampled_from([16, 32, 64]),
     types=st.tuples(
-        st.sampled_from([DType.FLOAT32, DType.BFLOAT16]), st.sampled_from([DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
+        st.sampled_from([DType.FLOAT32, DType.BFLOAT16]),
+        st.sampled_from([DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16]),
     ),
     soft_cap=st.sampled_from([0.0, 0.0, 5.0]),
     sinks=st.booleans(),
@@ -127,7 +135,8 @@ PREFILLS = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 120)), min_size
 )
 def test_against_float64(isa: str, make_batch: Any, decodes: list[int], prefills: list[tuple[int, int]], heads: tuple[int, int], dim: int, window: int, block_size: int, types: tuple[DType, DType], soft_cap: float, sinks: bool, causal: bool, shared: int) -> None:  # fmt: skip
     rows = [(1, length) for length in decodes] + [(count, before + count) for count, before in prefills]
-    spec = spec_of(*heads, dim, window, dtype=types[0], kv_dtype=types[1], soft_cap=soft_cap, sinks=sinks, causal=causal)
+    dtypes = {"dtype": types[0], "kv_dtype": types[1]}
+    spec = spec_of(*heads, dim, window, soft_cap=soft_cap, sinks=sinks, causal=causal, **dtypes)
     if rows:
         check(spec, rows, block_size, make_batch, shared=shared)
 

@@ -1,4 +1,4 @@
-"""Native norms, activations, lookups, rotation and sampling against float64 or the contract's references, on every ISA."""
+"""Native norms, activations, rotation and sampling against float64 or the contract's references, on every ISA."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.skipif(native.library() is None, rea
 ISAS = native.ISAS[: native.ISAS.index(native.best_isa()) + 1] if native.library() else ()
 ANY = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FLOATS = [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16]
-UNIT = {DType.FLOAT32: 2.0**-22, DType.BFLOAT16: 2.0**-8, DType.FLOAT16: 2.0**-11}  # one rounding, with room for float32
+UNIT = {DType.FLOAT32: 2.0**-22, DType.BFLOAT16: 2.0**-8, DType.FLOAT16: 2.0**-11}  # one rounding and room
 TABLE = OpTable(platform="reference")
 
 
@@ -72,7 +72,8 @@ def test_norms(isa: str, tokens: int, hidden: int, size: float, offset: float, d
     kind = to_torch(dtype)
     x, residual = (torch.randn(tokens, hidden).mul(size).to(kind) for _ in range(2))
     weight = torch.randn(hidden).to(kind)
-    plain, added = kernel_of(native_layers.rms_norm(spec)), kernel_of(native_layers.add_rms_norm(AddRMSNormSpec(norm=spec)))
+    plain = kernel_of(native_layers.rms_norm(spec))
+    added = kernel_of(native_layers.add_rms_norm(AddRMSNormSpec(norm=spec)))
     unit = 3 * UNIT[dtype] + hidden * 2.0**-24
     wanted = norm_truth(x, weight, offset)
     assert bool(((plain.run(x, weight).double() - wanted).abs() <= unit * wanted.abs() + 1e-7).all())
@@ -122,9 +123,8 @@ def test_rotation_and_write(isa: str, tokens: int, heads: tuple[int, int], dim: 
     if rotary is not None:
         turning = dim // 2 if rotary == "part" else dim
         rope = RopeSpec(head_dim=dim, rotary_dim=turning, base=1e4, max_positions=64, interleaved=rotary == "pairs")
-    backend = NativeAttention(
-        AttentionSpec(num_heads=heads[0], num_kv_heads=heads[1], head_dim=dim, scale=1.0, dtype=dtype, kv_dtype=kv_dtype)
-    )
+    shape = {"num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": dim}
+    backend = NativeAttention(AttentionSpec(**shape, scale=1.0, dtype=dtype, kv_dtype=kv_dtype))
     spec = QKNormRopeKVWriteSpec(
         num_heads=heads[0],
         num_kv_heads=heads[1],
@@ -180,7 +180,10 @@ def test_inputs_are_prepared_as_by_the_reference(isa: str) -> None:
     empty = torch.zeros(0, dtype=torch.int32)
     inputs = StepInputs(
         key=ShapeKey(tokens=7, rows=3, logits=3, max_query=5, blocks=5),
-        host=HostBatch(num_tokens=6, num_rows=3, num_logits=3, num_decodes=1, query_lens=np.array([1, 5, 0]), seq_lens=np.array([9, 70, 1]), max_query=5, max_seq=70),
+        host=HostBatch(
+            num_tokens=6, num_rows=3, num_logits=3, num_decodes=1, max_query=5, max_seq=70,
+            query_lens=np.array([1, 5, 0]), seq_lens=np.array([9, 70, 1]),
+        ),
         token_ids=torch.tensor([-1, 4, 5, 6, 7, 8, 0], dtype=torch.int32),
         positions=torch.tensor([[8, 65, 66, 67, 68, 69, 0]], dtype=torch.int32),
         token_rows=torch.tensor([0, 1, 1, 1, 1, 1, 2], dtype=torch.int32),
@@ -231,7 +234,8 @@ def batch_of(rows: int, vocab: int, mode: SamplingMode, generator: torch.Generat
         params[row, RowColumn.EDIT_SLOT] = row % 2
         params[row, RowColumn.EDIT_UNTIL] = 50
     counts = torch.randint(0, 2, (rows + 1, 2, vocab), generator=generator, dtype=torch.int32)
-    edits = torch.randn(2, 2, vocab, generator=generator).masked_fill(torch.rand(2, 2, vocab, generator=generator) < 0.2, float("-inf"))
+    banned = torch.rand(2, 2, vocab, generator=generator) < 0.2
+    edits = torch.randn(2, 2, vocab, generator=generator).masked_fill(banned, float("-inf"))
     edits[0] = 0
     edits[:, :, 0] = 0
     counts[0] = 0
@@ -299,7 +303,12 @@ def test_noise_is_the_contracts(isa: str) -> None:
 
 
 @ANY
-@given(rows=st.integers(0, 5), vocab=st.sampled_from([20, 333, 4000]), k=st.integers(0, 20), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@given(
+    rows=st.integers(0, 5),
+    vocab=st.sampled_from([20, 333, 4000]),
+    k=st.integers(0, 20),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
 def test_logprobs_are_the_references(isa: str, rows: int, vocab: int, k: int, dtype: torch.dtype) -> None:
     logits, tokens = torch.randn(rows, vocab).mul(4).to(dtype), torch.randint(0, vocab, (rows,), dtype=torch.int32)
     spec = TokenLogprobsSpec(vocab_size=vocab)

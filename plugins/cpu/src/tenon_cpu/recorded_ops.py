@@ -46,8 +46,9 @@ def _unusual(rest: dict[str, Any]) -> bool:
     layout = rest.pop("layout", None)
     rest.pop("device", None)
     memory_format = rest.pop("memory_format", None)
-    strided = layout in (None, torch.strided)
-    return not strided or memory_format not in (None, torch.contiguous_format, torch.preserve_format) or any(rest.values())
+    plain = layout in (None, torch.strided)
+    plain &= memory_format in (None, torch.contiguous_format, torch.preserve_format)
+    return not plain or any(rest.values())
 
 
 def _contiguous(empty: Empty, x: Tensor, *, memory_format: Any = torch.contiguous_format) -> Any:

@@ -56,7 +56,8 @@ def kernel(name: str) -> Call:
     run = native.function(f"tenon_{name}", ctypes.c_void_p)
 
     def call(**values: Any) -> None:
-        params = struct(**{key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in values.items()})
+        plain = {key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in values.items()}
+        params = struct(**plain)
         if status := run(ctypes.addressof(params)):
             native.check(status, f"the native kernel {name}")
 

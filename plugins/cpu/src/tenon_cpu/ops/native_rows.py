@@ -1,4 +1,4 @@
-"""What stands around the layers, by the native library: a step's ids and slots, row writes, sampling, log-probabilities."""
+"""What stands around the layers, natively: a step's ids and slots, row writes, sampling, log-probabilities."""
 
 from __future__ import annotations
 
