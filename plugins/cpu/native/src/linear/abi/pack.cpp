@@ -11,11 +11,27 @@
 namespace tenon {
 namespace {
 
-// `width` bits at shift `from` of *stored against `width` bits at shift `to` of *packed.
+// `width` bits at shift `from` of each of four bytes, and their place at shift `to` of four others.
+inline uint32_t take4(const uint8_t* bytes, int from, int width) {
+    uint32_t four;
+    std::memcpy(&four, bytes, 4);
+    return four >> from & 0x01010101u * ((1u << width) - 1);
+}
+inline void join4(uint8_t* bytes, uint32_t four, int to) {
+    uint32_t all;
+    std::memcpy(&all, bytes, 4);
+    all |= four << to;
+    std::memcpy(bytes, &all, 4);
+}
+
+// `width` bits at shift `from` of *stored against `width` bits at shift `to` of *packed; bits4: of four bytes each.
 struct Forth {
     static constexpr bool forth = true;
     static void bits(uint8_t* stored, int from, uint8_t* packed, int to, int width) {
         *packed = static_cast<uint8_t>(*packed | (*stored >> from & ((1 << width) - 1)) << to);
+    }
+    static void bits4(uint8_t* stored, int from, uint8_t* packed, int to, int width) {
+        join4(packed, take4(stored, from, width), to);
     }
     static void bytes(uint8_t* stored, uint8_t* packed, size_t count) { std::memcpy(packed, stored, count); }
 };
@@ -24,6 +40,9 @@ struct Back {
     static void bits(uint8_t* stored, int from, uint8_t* packed, int to, int width) {
         *stored = static_cast<uint8_t>(*stored | (*packed >> to & ((1 << width) - 1)) << from);
     }
+    static void bits4(uint8_t* stored, int from, uint8_t* packed, int to, int width) {
+        join4(stored, take4(packed, to, width), from);
+    }
     static void bytes(uint8_t* stored, uint8_t* packed, size_t count) { std::memcpy(stored, packed, count); }
 };
 
@@ -31,10 +50,11 @@ struct Back {
 int step_of(int c) { return c >> 2; }
 int byte_of(int c, int lane) { return 4 * lane + (c & 3); }
 
+// Columns c..c+3, which are one step.
 template <class Way>
-void nibble(uint8_t* stored, int shift, uint8_t* codes, int c, int lane) {
+void nibbles(uint8_t* stored, int shift, uint8_t* codes, int c, int lane) {
     const int s = step_of(c);
-    Way::bits(stored, shift, codes + 64 * (s & 3) + byte_of(c, lane), s < 4 ? 0 : 4, 4);
+    Way::bits4(stored, shift, codes + 64 * (s & 3) + byte_of(c, lane), s < 4 ? 0 : 4, 4);
 }
 
 // Q4_0, Q4_1, Q5_0, Q5_1: d, maybe m, maybe 32 fifth bits, 16 bytes of nibbles.
@@ -44,8 +64,8 @@ void simple(uint8_t* block, uint8_t* packed, int lane, bool has_min, bool fifth)
     Way::bytes(block, packed + meta + 2 * lane, 2);
     if (has_min) Way::bytes(block + 2, packed + meta + 32 + 2 * lane, 2);
     uint8_t* low = block + head + (fifth ? 4 : 0);
+    for (int c = 0; c < 32; c += 4) nibbles<Way>(low + (c & 15), c < 16 ? 0 : 4, packed, c, lane);
     for (int c = 0; c < 32; ++c) {
-        nibble<Way>(low + (c & 15), c < 16 ? 0 : 4, packed, c, lane);
         if (fifth) Way::bits(block + head + (c >> 3), c & 7, packed + 256 + byte_of(c, lane), step_of(c), 1);
     }
 }
@@ -79,9 +99,9 @@ void q45_k(uint8_t* block, uint8_t* packed, int lane, bool fifth) {
     for (int g = 0; g < 8; ++g) {
         uint8_t* part = packed + 64 + g * bytes;
         k_scales<Way>(block + 4, g, part + meta + lane, part + meta + 16 + lane);
-        for (int c = 0; c < 32; ++c) {
-            nibble<Way>(low + 32 * (g >> 1) + c, (g & 1) * 4, part, c, lane);
-            if (fifth) Way::bits(block + 16 + c, g, part + 256 + byte_of(c, lane), step_of(c), 1);
+        for (int c = 0; c < 32; c += 4) {
+            nibbles<Way>(low + 32 * (g >> 1) + c, (g & 1) * 4, part, c, lane);
+            if (fifth) Way::bits4(block + 16 + c, g, part + 256 + byte_of(c, lane), step_of(c), 1);
         }
     }
 }
@@ -93,11 +113,11 @@ void q6_k(uint8_t* block, uint8_t* packed, int lane) {
         uint8_t* part = packed + 32 + g * 416;
         const int half = g >> 2, quarter = g & 3;
         for (int h = 0; h < 2; ++h) Way::bytes(block + 192 + 2 * g + h, part + 384 + 16 * h + lane, 1);
-        for (int c = 0; c < 32; ++c) {
-            nibble<Way>(block + 64 * half + 32 * (quarter & 1) + c, (quarter >> 1) * 4, part, c, lane);
+        for (int c = 0; c < 32; c += 4) {
+            nibbles<Way>(block + 64 * half + 32 * (quarter & 1) + c, (quarter >> 1) * 4, part, c, lane);
             const int s = step_of(c);
-            Way::bits(block + 128 + 32 * half + c, 2 * quarter, part + 256 + 64 * (s >> 2) + byte_of(c, lane),
-                      2 * (s & 3), 2);
+            Way::bits4(block + 128 + 32 * half + c, 2 * quarter, part + 256 + 64 * (s >> 2) + byte_of(c, lane),
+                       2 * (s & 3), 2);
         }
     }
 }
