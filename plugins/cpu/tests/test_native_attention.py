@@ -85,9 +85,7 @@ def check(
     tables, contexts = [], []
     for (count, length), blocks in zip(rows, counts, strict=True):
         table = common + [order.pop() for _ in range(blocks - len(common))]
-        key, value = (
-            torch.cat((part, torch.randn(length - len(part), *part.shape[1:]).to(kv))) for part in prefix
-        )
+        key, value = (torch.cat((part, torch.randn(length - len(part), *part.shape[1:]).to(kv))) for part in prefix)
         slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(length)])
         backend.write_kv(key, value, cache, slots.int())
         if spec.sliding_window:

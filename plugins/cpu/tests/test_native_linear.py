@@ -150,7 +150,6 @@ def test_parts_of_different_types_bias_and_silu(isa: str, data: Any, tokens: int
     assert found.dtype == kind
     known = wanted.abs() < 0.99 * torch.finfo(kind).max  # near the largest, rounding decides
     wanted, found = wanted[known], found[known]
-    largest = wanted.abs().max() if len(wanted) else 0.0
     torch.testing.assert_close(found.double(), wanted, rtol=4 * unit, atol=unit * size)
 
 
@@ -191,3 +190,23 @@ def test_an_id_out_of_range_is_not_read() -> None:
     packed = pack_blocks(random_blocks(np.random.default_rng(1), "Q8_0", 5, 64), "Q8_0", 64)
     found = look_up(packed, torch.tensor([-1, 0, 5, 2**40]), 1.0, torch.float32)
     assert found.isnan().all(-1).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("type_name", QUANTIZED)
+@pytest.mark.parametrize("tokens", [1, 5, 33])
+def test_two_codes_are_close_to_exact_activations(isa: str, type_name: str, tokens: int) -> None:
+    """One code leaves about one part in a hundred; what the second leaves is 1 / 254 of that."""
+    rng = np.random.default_rng(tokens)
+    blocks = random_blocks(rng, type_name, 37, 512)
+    weight = dequantize(blocks, type_name, torch.float64)
+    x = torch.from_numpy(rng.normal(size=(tokens, 512)).astype(np.float32))
+    x[:, ::7] *= 20
+    packed = pack_blocks(blocks, type_name, 512)
+    exact = x.double() @ weight.t()
+    # each activation is off by half a step of its block's second code at most: d / 254 / 2, d = max / 127
+    step = x.reshape(tokens, -1, 32).abs().amax(-1) / 127 / 254 / 2
+    bound = step.repeat_interleave(32, dim=1).double() @ weight.abs().t() + 1e-5 * (x.abs().double() @ weight.abs().t())
+    fine = NativeLinear((packed,), fine=True)(x).double()
+    assert ((fine - exact).abs() <= 1.01 * bound).all()
+    coarse = NativeLinear((packed,))(x).double()
+    assert (fine - exact).norm() < (coarse - exact).norm() / 20

@@ -11,7 +11,16 @@ from tenon_platforms.dtypes import DType
 
 from .isa import CPU
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # of blocks that the native library computes on
+TYPES = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)  # of blocks that the native library computes on
 
 WHO = "cpu"
 

@@ -25,6 +25,7 @@ TYPES = {
 }  # fmt: skip
 DENSE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ALIGNMENT = 64
+FINE = 16  # TENON_FINE of include/tenon_cpu.h
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum tenon_dtype
 _I32, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -93,7 +94,7 @@ class PackedWeight:
 
 
 def pack_blocks(blocks: Tensor, type_name: str, columns: int) -> PackedWeight:
-    """A weight in GGML blocks, uint8 [rows, bytes of a row], packed. DeviceError where the bytes do not fit `columns`."""
+    """A weight in GGML blocks, uint8 [rows, bytes of a row], packed; DeviceError where they do not fit `columns`."""
     return _pack(blocks.contiguous(), type_name, blocks.shape[0], columns)
 
 
@@ -127,11 +128,19 @@ class NativeLinear:
     """Parts side by side as one callable: [tokens, out] of [tokens, in], in x's type. Holds the packed parts.
 
     silu_mul: of two parts of equal rows, silu(first) * second in the product's end. bias: [rows of all parts].
+    fine: activations of quantized parts are rounded to two int8 codes, some 15 bits, instead of one.
     """
 
     __slots__ = ("_handle", "_run", "columns", "out_features", "parts")
 
-    def __init__(self, parts: Sequence[PackedWeight], bias: Tensor | None = None, *, silu_mul: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Sequence[PackedWeight],
+        bias: Tensor | None = None,
+        *,
+        silu_mul: bool = False,
+        fine: bool = False,
+    ) -> None:
         self._handle: int | None = None
         self.parts = tuple(parts)
         self.columns = self.parts[0].columns
@@ -147,7 +156,8 @@ class NativeLinear:
         handle = _POINTER()
         _, new, self._run, _ = _calls()
         status = new(
-            table, len(self.parts), self.columns, None if wide is None else wide.data_ptr(), int(silu_mul),
+            table, len(self.parts), self.columns, None if wide is None else wide.data_ptr(),
+            int(silu_mul) + (FINE if fine else 0),
             ctypes.byref(handle),
         )  # fmt: skip
         native.check(status, f"making a linear of {len(self.parts)} parts")

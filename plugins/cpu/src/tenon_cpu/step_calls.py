@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ STRUCTS: dict[str, str] = {
 Call = Callable[..., None]
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel(name: str) -> Call:
     """The call of one kernel; arguments are the struct's fields by name, tensors stand for their pointers."""
     fields = [(field, CODES[code]) for code, names in _parts(name) for field in names]

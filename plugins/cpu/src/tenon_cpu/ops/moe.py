@@ -24,7 +24,6 @@ from ..native_linear import NativeLinear
 from .linear import Product, WeightPolicy, join
 from .native_weights import Packer
 
-
 Expert = Callable[[Tensor], Tensor]
 
 
@@ -94,7 +93,12 @@ def native_moe_layer(spec: MoESpec, packer: Packer) -> Kernel | No:
                 packer.pack(scheme, tensors, columns, spec.dtype)
                 for (scheme, tensors), (_, columns) in zip(_parts(spec, weights, number), shapes, strict=True)
             ]
-            each.append(expert(NativeLinear(packed[:2], silu_mul=True), NativeLinear(packed[2:])))
+            each.append(
+                expert(
+                    NativeLinear(packed[:2], silu_mul=True, fine=packer.is_fine),
+                    NativeLinear(packed[2:], fine=packer.is_fine),
+                )
+            )
             size += sum(part.nbytes for part in packed)
         return Experts(weights.router.to(to_torch(spec.dtype)), each, size)
 

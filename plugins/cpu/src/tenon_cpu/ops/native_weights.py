@@ -1,7 +1,7 @@
 """Linears, gated MLPs and embeddings by the native library: weights stay in the bits of their file.
 
-A GGUF part is packed block for block and its activations are rounded to int8; a dense part keeps its stored type where
-the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both its uses.
+A GGUF part is packed block for block, its activations rounded to one or two int8 codes; a dense part keeps its stored
+type where the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both uses.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class Packer:
     weights: str = "auto"
     gguf: str = "auto"
     _tied: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether activations of blocks are two int8 codes: one alone moves logits by some hundredths."""
+        return self.gguf != "inplace"
 
     def refuses(self, scheme: WeightScheme, columns: int, dtype: DType) -> No | None:
         """Why a weight of `columns` is not computed on here, or None."""
@@ -153,7 +158,7 @@ def _linear(
         packer.pack(part.scheme, tensors, spec.in_features, spec.dtype)
         for part, tensors in zip(parts, weights.parts, strict=True)
     ]
-    linear = NativeLinear(packed, weights.bias, silu_mul=silu_mul)
+    linear = NativeLinear(packed, weights.bias, silu_mul=silu_mul, fine=packer.is_fine)
     return (linear, *packed)
 
 

@@ -77,9 +77,7 @@ def register_native(table: OpTable, packer: native_weights.Packer) -> None:
         features={"embedding.scale"},
         priority=first,
     )
-    table.offer(
-        MergedLinearSpec, "native", lambda spec: native_weights.merged_linear(spec, packer), priority=first
-    )
+    table.offer(MergedLinearSpec, "native", lambda spec: native_weights.merged_linear(spec, packer), priority=first)
     table.offer(GatedMLPSpec, "native", lambda spec: native_weights.gated_mlp(spec, packer), priority=first)
     table.offer(MoESpec, "native", lambda spec: moe.native_moe_layer(spec, packer), priority=first)
     table.offer(

@@ -33,6 +33,7 @@ struct Unit {
 struct Linear {
     int64_t columns = 0, rows = 0;  // rows: columns of y
     bool quantized = false, dense = false;
+    bool fine = false;  // activations of quantized parts are two int8 codes: what the first leaves is rounded again
     std::vector<Unit> units;
     std::vector<int64_t> cost;  // [units + 1], bytes before a unit
     std::vector<float> bias;    // padded to groups
@@ -46,6 +47,9 @@ struct Room {  // what one call needs of the scratch
     int8_t* codes = nullptr;
     float* scales = nullptr;
     int32_t* halves = nullptr;
+    int8_t* rest_codes = nullptr;  // of what the codes leave
+    float* rest_scales = nullptr;
+    int32_t* rest_halves = nullptr;
 };
 
 Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
@@ -57,6 +61,11 @@ Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
         r.scales = arena.take<float>(all / BLOCK);
         r.halves = arena.take<int32_t>(all / 16);
     }
+    if (linear.quantized && linear.fine) {
+        r.rest_codes = arena.take<int8_t>(all);
+        r.rest_scales = arena.take<float>(all / BLOCK);
+        r.rest_halves = arena.take<int32_t>(all / 16);
+    }
     return r;
 }
 
@@ -64,6 +73,8 @@ struct Own {  // a thread's
     Room room;
     float* out;
     float* up;
+    float* more;  // [block, 16]: what the second codes add
+    float* rest;  // [columns]
     uint8_t* codes;
 };
 
@@ -107,6 +118,8 @@ private:
             if (alone_) own.room = room(arena, linear_, call_.tokens, widen_);
             own.out = arena.take<float>(block_ * GROUP);
             own.up = arena.take<float>(block_ * GROUP);
+            own.more = arena.take<float>(linear_.fine ? block_ * GROUP : 0);
+            own.rest = arena.take<float>(linear_.fine ? linear_.columns : 0);
             own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
         }
     }
@@ -115,24 +128,50 @@ private:
         return static_cast<const uint8_t*>(call_.x) + token * call_.x_stride * elements_size(call_.x_type);
     }
 
-    void take(const Room& to, int64_t begin, int64_t end) const {
+    void take(const Room& to, float* rest, int64_t begin, int64_t end) const {
         const int64_t columns = linear_.columns;
         for (int64_t t = begin; t < end; ++t) {
             kernels_.take(x_at(t), call_.x_type, columns, to.values ? to.values + t * columns : nullptr,
                           to.codes ? to.codes + t * columns : nullptr,
                           to.codes ? to.scales + t * (columns / BLOCK) : nullptr,
                           to.codes ? to.halves + t * (columns / 16) : nullptr);
+            if (to.rest_codes != nullptr) take_rest(to, rest, t);
         }
+    }
+
+    void take_rest(const Room& to, float* rest, int64_t t) const {
+        const int64_t columns = linear_.columns;
+        const float* wide = to.values ? to.values + t * columns : reinterpret_cast<const float*>(x_at(t));
+        const int8_t* codes = to.codes + t * columns;
+        const float* scales = to.scales + t * (columns / BLOCK);
+        for (int64_t b = 0; b < columns / BLOCK; ++b) {
+            const float scale = scales[b];
+            for (int64_t c = b * BLOCK; c < (b + 1) * BLOCK; ++c) rest[c] = wide[c] - scale * static_cast<float>(codes[c]);
+        }
+        kernels_.take(rest, TENON_F32, columns, nullptr, to.rest_codes + t * columns,
+                      to.rest_scales + t * (columns / BLOCK), to.rest_halves + t * (columns / 16));
+    }
+
+    void multiply(const Own& own, const Room& from, int64_t first, int64_t tokens, int32_t type, const uint8_t* weight,
+                  const Activations& x, float* out) const {
+        kernels_.multiply(type, weight, x, tokens, out, own.codes);
+        if (from.rest_codes == nullptr || !type_info(type).quantized) return;
+        Activations rest = x;
+        rest.codes = from.rest_codes + first * linear_.columns;
+        rest.scales = from.rest_scales + first * (linear_.columns / BLOCK);
+        rest.halves = from.rest_halves + first * (linear_.columns / 16);
+        kernels_.multiply(type, weight, rest, tokens, own.more, own.codes);
+        for (int64_t i = 0; i < tokens * GROUP; ++i) out[i] += own.more[i];
     }
 
     void work(int thread, int threads) const {
         const Own& own = own_[thread];
         const Room& from = alone_ ? own.room : shared_;
         if (alone_) {
-            take(from, 0, call_.tokens);
+            take(from, own.rest, 0, call_.tokens);
         } else {
             const Range mine = share(call_.tokens, thread, threads);
-            take(from, mine.begin, mine.end);
+            take(from, own.rest, mine.begin, mine.end);
             barrier();
         }
         const int64_t units = static_cast<int64_t>(linear_.units.size()), each = linear_.cost.back();
@@ -161,8 +200,8 @@ private:
         }
         if (call_.x_type == TENON_BF16 && contiguous_ && columns % 2 == 0)
             x.bf16 = reinterpret_cast<const uint16_t*>(x_at(first));
-        kernels_.multiply(unit.type, unit.weight, x, tokens, own.out, own.codes);
-        if (unit.up != nullptr) kernels_.multiply(unit.up_type, unit.up, x, tokens, own.up, own.codes);
+        multiply(own, from, first, tokens, unit.type, unit.weight, x, own.out);
+        if (unit.up != nullptr) multiply(own, from, first, tokens, unit.up_type, unit.up, x, own.up);
         uint8_t* y = static_cast<uint8_t*>(call_.y) + (first * call_.y_stride + unit.column) * elements_size(call_.y_type);
         kernels_.finish(own.out, unit.up ? own.up : nullptr, unit.bias, unit.up_bias, tokens, unit.rows, y,
                         call_.y_type, call_.y_stride);
@@ -280,6 +319,8 @@ TENON_KERNEL(tenon_cpu_embedding, run_embedding, tenon_embedding_call)
 extern "C" int tenon_cpu_linear_new(const tenon_linear_part* parts, int32_t count, int64_t columns, const float* bias,
                                     int32_t epilogue, void** linear) {
     if (parts == nullptr || linear == nullptr || count < 1 || count > 1024) return TENON_BAD_ARGUMENT;
+    const bool fine = (epilogue & TENON_FINE) != 0;
+    epilogue &= ~TENON_FINE;
     if (epilogue != TENON_PLAIN && epilogue != TENON_SILU_MUL) return TENON_BAD_ARGUMENT;
     for (int i = 0; i < count; ++i)
         if (const int status = tenon::check_part(parts[i], columns)) return status;
@@ -287,6 +328,7 @@ extern "C" int tenon_cpu_linear_new(const tenon_linear_part* parts, int32_t coun
     auto* made = new (std::nothrow) tenon::Linear();
     if (made == nullptr) return TENON_NO_MEMORY;
     made->columns = columns;
+    made->fine = fine;
     try {
         tenon::build(*made, parts, count, bias, epilogue == TENON_SILU_MUL);
     } catch (const std::bad_alloc&) {
