@@ -187,6 +187,7 @@ class NativeAttention(AttentionBackend):
             partials=plan.partials,
             counters=plan.counters,
             table_stride=plan.block_table.stride(0),
+            tokens=query.shape[0],
             block_size=plan.block_size,
             heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,

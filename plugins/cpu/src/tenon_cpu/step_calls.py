@@ -23,7 +23,7 @@ CODES = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "f": ct
 STRUCTS: dict[str, str] = {
     "attention_plan": "p:rows,query_starts,seq_lens,num_valid,plan q:num_rows i:threads,kv_heads,group,window,causal,_",
     "attention": (
-        "p:query,output,cache,sinks,block_table,plan,partials,counters q:table_stride"
+        "p:query,output,cache,sinks,block_table,plan,partials,counters q:table_stride,tokens"
         " i:block_size,heads,kv_heads,dim,window,causal,type,kv_type f:scale,soft_cap"
     ),
     "write_kv": "p:key,value,cache,slots q:tokens,key_stride,value_stride i:block_size,kv_heads,dim,type,kv_type,_",

@@ -46,7 +46,7 @@ static void quantize(const float* x, int64_t columns, int8_t* codes, float* scal
             faults = vadd(faults, vsub(v, v));  // not-a-number where v is not finite
         }
         const float top = vtop(most), fault = vsum(faults);
-        const bool is_zero = !(top > 1e-30f);
+        const bool is_zero = !(top > 0.0f);
         scales[b] = fault == 0.0f ? (is_zero ? 0.0f : top / 127.0f) : fault;
         if (fault != 0.0f || is_zero) {
             std::memset(codes, 0, BLOCK);
@@ -54,7 +54,13 @@ static void quantize(const float* x, int64_t columns, int8_t* codes, float* scal
             halves[2 * b] = halves[2 * b + 1] = codes[0];
             continue;
         }
-        round_block(x, 127.0f / top, codes);
+        if (top > 1e-30f) {
+            round_block(x, 127.0f / top, codes);
+        } else {  // 127 / top may overflow: all of the block times 2^100, which is exact
+            float larger[BLOCK];
+            for (int i = 0; i < BLOCK; ++i) larger[i] = x[i] * 0x1p100f;
+            round_block(larger, 127.0f / (top * 0x1p100f), codes);
+        }
         for (int h = 0; h < 2; ++h) {
             int32_t sum = 0;
             for (int i = 0; i < 16; ++i) sum += codes[16 * h + i];

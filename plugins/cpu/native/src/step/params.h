@@ -32,7 +32,7 @@ struct PlanBound {
     int32_t row, kv_head, unit, unused;
 };
 
-// plan: int32 [PLAN_HEADER + 8 rows + 4 (threads + 1)] = (threads, rows, 0...), RowPlans, PlanBounds.
+// plan: int32 [PLAN_HEADER + 8 rows + 4 (threads + 1)] = (threads, rows, tokens of rows, 0...), RowPlans, PlanBounds.
 struct AttentionPlanParams {
     const int32_t* rows;
     const int32_t* query_starts;
@@ -43,6 +43,7 @@ struct AttentionPlanParams {
     int32_t threads, kv_heads, group, window, causal, unused;
 };
 
+// Tokens behind those of the plan's rows are padding: their output is zero.
 // cache: [blocks, kv heads, 2, block_size * dim], see attention.inl. partials: float [rows, kv heads, MOST_PARTS,
 // group * (dim + 2)]; counters: int32 [rows, kv heads], zero between calls.
 struct AttentionParams {
@@ -54,7 +55,7 @@ struct AttentionParams {
     const int32_t* plan;
     float* partials;
     int32_t* counters;
-    int64_t table_stride;
+    int64_t table_stride, tokens;
     int32_t block_size, heads, kv_heads, dim, window, causal, type, kv_type;
     float scale, soft_cap;
 };

@@ -1,5 +1,6 @@
 // The attention family's exports: planning, and the split of each kernel's work over threads.
 #include <cstddef>
+#include <cstring>
 #include <new>
 
 using std::size_t;
@@ -61,6 +62,7 @@ int plan_attention(const AttentionPlanParams& p) {
     auto* bounds = reinterpret_cast<PlanBound*>(rows + p.num_rows);
     p.plan[0] = threads;
     p.plan[1] = static_cast<int32_t>(p.num_rows);
+    p.plan[2] = p.query_starts[p.num_rows];
     int64_t total = 0;
     for (int64_t row = 0; row < p.num_rows; ++row) {
         rows[row] = plan_row(p, row);
@@ -103,6 +105,9 @@ int run_attention(const AttentionParams& p) {
     const int group = p.heads / p.kv_heads, rows = group > QUERY_ROWS ? group : QUERY_ROWS;
     const size_t floats = static_cast<size_t>(rows) * (2 * p.dim + KEY_BLOCK + 2);
     const auto& kernels = attention_kernels();
+    const int64_t line = static_cast<int64_t>(p.heads) * p.dim * (p.type == 0 ? 4 : 2), known = p.plan[2];
+    if (known < p.tokens)
+        std::memset(static_cast<char*>(p.output) + known * line, 0, static_cast<size_t>((p.tokens - known) * line));
     const int planned = p.plan[0];
     if (planned == 1) {
         kernels.attention(p, 0, scratch.of(floats));
