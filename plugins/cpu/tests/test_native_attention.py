@@ -131,7 +131,21 @@ PREFILLS = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 120)), min_size
     causal=st.sampled_from([True, True, False]),
     shared=st.integers(0, 2),
 )
-def test_against_float64(isa: str, make_batch: Any, decodes: list[int], prefills: list[tuple[int, int]], heads: tuple[int, int], dim: int, window: int, block_size: int, types: tuple[DType, DType], soft_cap: float, sinks: bool, causal: bool, shared: int) -> None:  # fmt: skip
+def test_against_float64(
+    isa: str,
+    make_batch: Any,
+    decodes: list[int],
+    prefills: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dim: int,
+    window: int,
+    block_size: int,
+    types: tuple[DType, DType],
+    soft_cap: float,
+    sinks: bool,
+    causal: bool,
+    shared: int,
+) -> None:
     rows = [(1, length) for length in decodes] + [(count, before + count) for count, before in prefills]
     dtypes = {"dtype": types[0], "kv_dtype": types[1]}
     spec = spec_of(*heads, dim, window, soft_cap=soft_cap, sinks=sinks, causal=causal, **dtypes)

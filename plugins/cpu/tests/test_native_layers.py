@@ -116,7 +116,16 @@ def test_activation(isa: str, activation: str, dtype: DType, tokens: int, width:
     dtype=st.sampled_from([DType.FLOAT32, DType.BFLOAT16]),
     kv_dtype=st.sampled_from(FLOATS),
 )
-def test_rotation_and_write(isa: str, tokens: int, heads: tuple[int, int], dim: int, normed: float | None, rotary: str | None, dtype: DType, kv_dtype: DType) -> None:  # fmt: skip
+def test_rotation_and_write(
+    isa: str,
+    tokens: int,
+    heads: tuple[int, int],
+    dim: int,
+    normed: float | None,
+    rotary: str | None,
+    dtype: DType,
+    kv_dtype: DType,
+) -> None:
     kind = to_torch(dtype)
     norm = None if normed is None else RMSNormSpec(hidden=dim, eps=1e-6, dtype=dtype, weight_offset=normed)
     rope = None
@@ -181,8 +190,14 @@ def test_inputs_are_prepared_as_by_the_reference(isa: str) -> None:
     inputs = StepInputs(
         key=ShapeKey(tokens=7, rows=3, logits=3, max_query=5, blocks=5),
         host=HostBatch(
-            num_tokens=6, num_rows=3, num_logits=3, num_decodes=1, max_query=5, max_seq=70,
-            query_lens=np.array([1, 5, 0]), seq_lens=np.array([9, 70, 1]),
+            num_tokens=6,
+            num_rows=3,
+            num_logits=3,
+            num_decodes=1,
+            max_query=5,
+            max_seq=70,
+            query_lens=np.array([1, 5, 0]),
+            seq_lens=np.array([9, 70, 1]),
         ),
         token_ids=torch.tensor([-1, 4, 5, 6, 7, 8, 0], dtype=torch.int32),
         positions=torch.tensor([[8, 65, 66, 67, 68, 69, 0]], dtype=torch.int32),
@@ -191,8 +206,12 @@ def test_inputs_are_prepared_as_by_the_reference(isa: str) -> None:
         query_starts=torch.tensor([0, 1, 6, 6], dtype=torch.int32),
         seq_lens=torch.tensor([9, 70, 1], dtype=torch.int32),
         num_valid=torch.tensor([6, 3, 3], dtype=torch.int32),
-        logit_index=empty, logit_rows=empty, targets=empty, write_places=empty, write_blocks=empty,
-    )  # fmt: skip
+        logit_index=empty,
+        logit_rows=empty,
+        targets=empty,
+        write_places=empty,
+        write_blocks=empty,
+    )
     ids, slots = kernel_of(native_rows.prepare_inputs(spec)).run(inputs, state)
     wanted_ids, wanted_slots = reference_prepare(spec, TABLE).run(inputs, state)
     assert torch.equal(ids, wanted_ids)
@@ -262,7 +281,9 @@ def batch_of(rows: int, vocab: int, mode: SamplingMode, generator: torch.Generat
     dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
     seed=st.integers(0, 10**6),
 )
-def test_sampler_is_the_reference(isa: str, rows: int, vocab: int, spread: float, flags: tuple[bool, ...], dtype: torch.dtype, seed: int) -> None:  # fmt: skip
+def test_sampler_is_the_reference(
+    isa: str, rows: int, vocab: int, spread: float, flags: tuple[bool, ...], dtype: torch.dtype, seed: int
+) -> None:
     noise, filters, penalties, edits, grammar = flags
     mode = SamplingMode(noise=noise, filters=noise and filters, penalties=penalties, edits=edits, grammar=grammar)
     generator = torch.Generator().manual_seed(seed)

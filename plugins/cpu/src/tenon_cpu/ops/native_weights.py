@@ -1,7 +1,7 @@
 """Linears, gated MLPs and embeddings by the native library: weights stay in the bits of their file.
 
 A GGUF part is packed block for block, its activations rounded to one or two int8 codes; a dense part keeps its stored
-type where the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both uses.
+type where the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both.
 """
 
 from __future__ import annotations
