@@ -23,7 +23,7 @@ FLOORS = ROOT / "requirements" / "floors.txt"
 TEST_REQUIREMENTS = ROOT / "requirements" / "test.txt"
 PACKAGES = {
     "demo": ("platforms", "core", "plugins/cpu"),
-    "test": ("platforms", "core", "plugins/cpu", "plugin_sdk"),
+    "test": ("platforms", "core", "plugins/cpu", "plugins/cuda", "plugin_sdk"),
 }
 MIN_PYTHON = (3, 10)
 MIN_PIP = (22, 2)  # the first with `--report`

@@ -14,6 +14,7 @@ PACKAGES = {
     "tenon_core": ROOT / "core" / "src",
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "src",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "src",
+    "tenon_cuda": ROOT / "plugins" / "cuda" / "src",
 }
 SKIPPED = {"__pycache__", "build", "dist"}
 

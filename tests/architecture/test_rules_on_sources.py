@@ -18,6 +18,7 @@ PYPROJECT = {
     "tenon_core": ROOT / "core" / "pyproject.toml",
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "pyproject.toml",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "pyproject.toml",
+    "tenon_cuda": ROOT / "plugins" / "cuda" / "pyproject.toml",
 }
 Plant = Callable[..., list[Source]]
 # Capabilities that the core obeys without reading them, and why.

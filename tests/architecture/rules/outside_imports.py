@@ -31,6 +31,7 @@ OWN_ALLOWED: Mapping[str, frozenset[str]] = {
     "tenon_core": frozenset({"tenon_platforms"}),
     "tenon_plugin_sdk": frozenset({"tenon_platforms", "tenon_core"}),
     "tenon_cpu": frozenset({"tenon_platforms"}),
+    "tenon_cuda": frozenset({"tenon_platforms", "tenon_triton"}),
 }
 
 
