@@ -25,6 +25,7 @@ MODULES = {
     "importlib-metadata": {"importlib_metadata"},
     "huggingface-hub": {"huggingface_hub"},
     "prometheus-client": {"prometheus_client"},
+    "nvidia-ml-py": {"pynvml"},
 }
 OWN_ALLOWED: Mapping[str, frozenset[str]] = {
     "tenon_platforms": frozenset(),

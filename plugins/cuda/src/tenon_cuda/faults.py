@@ -11,9 +11,7 @@ import torch
 from tenon_platforms.device import Device, Fault
 
 OUT_OF_MEMORY_CODE = 2  # cudaErrorMemoryAllocation
-HARMLESS_CODES = frozenset(
-    {1, 9, 98, 701}
-)  # invalid value or configuration, too many resources: refused before a launch
+REFUSED_CODES = frozenset({1, 9, 98, 701})  # invalid value, configuration, function, resources: nothing was launched
 CAPTURE_CODES = frozenset(range(900, 909))  # cudaErrorStreamCapture*: the graph is void, the context is not
 
 OUT_OF_MEMORY_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -66,7 +64,7 @@ def _classify_one(error: BaseException) -> Fault | None:
         return Fault.OUT_OF_MEMORY
     if code in CAPTURE_CODES or _has(text, CAPTURE_TEXTS):
         return Fault.RETRYABLE
-    if code in HARMLESS_CODES or _has(text, REFUSED_TEXTS):
+    if code in REFUSED_CODES or _has(text, REFUSED_TEXTS):
         return Fault.REQUEST
     if isinstance(error, torch.AcceleratorError) or _has(text, LOST_TEXTS):
         return Fault.LOST

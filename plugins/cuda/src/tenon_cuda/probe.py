@@ -1,7 +1,7 @@
 """Which NVIDIA GPUs are here, asking torch nothing: NVML where it is installed, else the driver's files.
 
-Creates no context and is safe before a fork: NVML is closed again, `/proc` and `/sys` are only read. NVML counts devices in PCI order; a
-visibility variable is honoured as CUDA does (indices or beginnings of UUIDs, up to the first that is unknown).
+Creates no context and is safe before a fork: NVML is closed again, `/proc` and `/sys` are only read. NVML counts
+in PCI order; a visibility variable is honoured as CUDA does (indices or beginnings of UUIDs, up to the first unknown).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def visible(found: list[DeviceInfo], value: str | None) -> list[DeviceInfo]:
 def _import_nvml() -> Any:
     try:
         return importlib.import_module("pynvml")
-    except ImportError:  # an extra of this package
+    except ImportError:  # the driver's files will do
         return None
 
 
