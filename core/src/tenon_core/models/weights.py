@@ -130,7 +130,7 @@ class DummySource:
         shape, dtype = self.shapes[name], to_torch(self.dtype)
         if "norm" in name:
             return {"weight": torch.ones(shape, dtype=dtype, device=self.torch_device)}
-        generator = torch.Generator(self.torch_device).manual_seed(zlib.crc32(name.encode()) + (self.seed << 32))
+        generator = torch.Generator(self.torch_device).manual_seed(zlib.crc32(name.encode(), self.seed))
         weight = torch.empty(shape, dtype=torch.float32, device=self.torch_device)
         return {"weight": weight.normal_(0, self.deviation, generator=generator).to(dtype)}
 
