@@ -1,4 +1,5 @@
-# mypy: allow-untyped-defs
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
+# ruff: noqa: N803
 """Rows as float8_e4m3fn with one float32 scale a row: what FP8 linears multiply.
 
     scale = max(|row|) / 448 (1 for a row of zeros);   q = round(row / scale);   row ~ q * scale
@@ -69,7 +70,9 @@ def quantize(x: Tensor) -> Float8Rows:
     found = empty_rows(rows, width, x)
     if rows:
         block = min(triton.next_power_of_2(width), 4096)
-        _quantize_rows[(rows,)](x, found.values, found.scale, width, x.stride(0), BLOCK=block, num_warps=warps_of(block))
+        _quantize_rows[(rows,)](
+            x, found.values, found.scale, width, x.stride(0), BLOCK=block, num_warps=warps_of(block)
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-# mypy: allow-untyped-defs
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
+# ruff: noqa: N803, SIM102
 """RMS norms, alone or after the residual add, one program a row; optionally quantized to FP8 in the same launch.
 
 Rounds where the reference rounds: the sum to its type, the quotient to its type before the weight (without an offset).
@@ -27,8 +28,10 @@ FLAGS = KernelFlags(batch_invariant=True)
 def _normalized(total, inverse, weight, DTYPE: tl.constexpr, OFFSET: tl.constexpr):
     """float32 of values already rounded to DTYPE."""
     if OFFSET != 0.0:
-        return (total * inverse * (weight + OFFSET)).to(DTYPE).to(tl.float32)
-    return ((total * inverse).to(DTYPE).to(tl.float32) * weight).to(DTYPE).to(tl.float32)
+        found = total * inverse * (weight + OFFSET)
+    else:
+        found = (total * inverse).to(DTYPE).to(tl.float32) * weight
+    return found.to(DTYPE).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["x_stride", "residual_stride"])
@@ -171,7 +174,7 @@ def add_rms_norm(spec: AddRMSNormSpec) -> Kernel | No:
 def rms_norm_float8(spec: RMSNormSpec, x: Tensor, weight: Tensor) -> Float8Rows:
     """The norm's rows quantized to FP8, in one launch; x: [tokens, hidden]."""
     x = _rows(x)
-    found = empty_rows(*x.shape, like=x)
+    found = empty_rows(x.shape[0], x.shape[1], x)
     _launch(spec, x, None, weight, found.values, None, found.scale)
     return found
 
@@ -179,6 +182,6 @@ def rms_norm_float8(spec: RMSNormSpec, x: Tensor, weight: Tensor) -> Float8Rows:
 def add_rms_norm_float8(spec: RMSNormSpec, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Float8Rows, Tensor]:
     """(norm of the sum quantized to FP8, the sum), in one launch."""
     x, residual = _rows(x), _rows(residual)
-    found, total = empty_rows(*x.shape, like=x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    found, total = empty_rows(x.shape[0], x.shape[1], x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(spec, x, residual, weight, found.values, total, found.scale)
     return found, total
