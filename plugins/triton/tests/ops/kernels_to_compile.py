@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenon_triton.ops import float8, gemv, mlp, norm, rows, tiles
+from tenon_triton.ops import float8, gemv, mlp, norm, rope_kv, rows, tiles
 
 BF16, F32, I32, FP8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 OLD = ("cuda:80",)  # no FP8 there
@@ -49,6 +49,15 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "x": BF16, "weight": BF16, "x_scale": None, "scale": None, "bias": None, "y": BF16, "parts": F32,
         "counters": I32, "tokens": "i32", "out_features": "i32", "in_features": "i32", "x_stride": "i32", "M": 16,
         "N": 64, "K": 128, "SPLITS": 4, "EVEN": True, "SWAP": False, "PRECISION": None, **changes,
+    }  # fmt: skip
+
+
+def _rope(**changes: Any) -> dict[str, Any]:
+    return {
+        "qkv": BF16, "positions": I32, "cos_sin": F32, "q_weight": None, "k_weight": None, "query": BF16,
+        "cache": BF16, "slots": I32, "qkv_stride": "i32", "block_stride": "i32", "q_eps": "fp32", "k_eps": "fp32",
+        "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "ROTARY": 128, "PAGE": 64, "HALF": 64, "REST": 0,
+        "Q_OFFSET": 0.0, "K_OFFSET": 0.0, "CLAMP": 0.0, "HEADS": 8, **changes,
     }  # fmt: skip
 
 
@@ -100,6 +109,10 @@ KERNELS: dict[str, Entry] = {
             "block_tables": I32, "params": I32, "places": I32, "blocks": I32, "rows": I32, "new_params": I32,
             "num_places": "i32", "num_rows": "i32", "NUM_COLUMNS": 13, "COLUMNS": 16, "BLOCK": 128,
         },  # fmt: skip
+    ),
+    "rope": Entry(kernel=rope_kv._rope_kv, arguments=_rope()),
+    "rope normed partial": Entry(
+        kernel=rope_kv._rope_kv, arguments=_rope(q_weight=BF16, k_weight=BF16, ROTARY=64, HALF=32, REST=64)
     ),
     "gemv": Entry(kernel=gemv._gemv, arguments=_gemv()),
     "gemv paired": Entry(kernel=gemv._gemv, arguments=_gemv(PAIRED=True, KIND="silu", M=2, ROWS=2, BLOCK=1024)),
