@@ -35,8 +35,8 @@ SHORT_QUERY_ROWS = 32  # rows of a block beyond which most of a short block woul
 class TritonPlan:
     """One step's attention.
 
-    num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts. num_rows: all rows, padding
-    included. longest: most tokens of a row that is no decode. has_holes: some tokens belong to no row.
+    num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts. num_rows: all rows,
+    padding included. longest: most tokens of a row that is no decode. has_holes: some tokens belong to no row.
     """
 
     context: Context
@@ -51,8 +51,8 @@ class TritonPlan:
 class TritonAttention(AttentionBackend):
     """Grouped-query attention over `kv_cache`: causal or not, sliding window, soft cap, sinks.
 
-    batch_invariant: every row goes through the prefill kernel with one tile, so that a token's sums are taken in the same
-    order whatever else is in the batch and however its prompt was cut.
+    batch_invariant: every row goes through the prefill kernel with one tile, so that a token's sums are taken in the
+    same order whatever else is in the batch and however its prompt was cut.
     """
 
     graph_support = GraphSupport.ALWAYS

@@ -1,7 +1,7 @@
 """Tiles, warps and pipeline depths of the attention kernels, as a table: nothing is tuned while serving.
 
-The rows are choices by head size and element size, then fitted to the device's fast memory. `benchmarks/triton_attention.py`
-compares them; a platform may pass its own rows.
+Choices by head size and element size are fitted to the device's fast memory. `benchmarks/triton_attention.py` compares
+alternatives; a platform may pass its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class TileConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig:
     """tile, warps, stages as in `TileConfig`. programs_per_unit: parts are added until there are so many programs for
-    each compute unit. min_tokens: of a part. join: the last part of a row joins them all, without a second launch."""
+    each compute unit. min_tokens: of a part. join: the last part of a row joins them all, without a second launch.
+    tail: whole tiles have a loop of their own, without masks."""
 
     tile: int
     warps: int
@@ -36,6 +37,7 @@ class DecodeConfig:
     programs_per_unit: int = 8
     min_tokens: int = 128
     join: bool = True
+    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,9 @@ def next_power(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def attention_configs(head_dim: int, group: int, kv_bytes: int, query_bytes: int, facts: DeviceFacts) -> AttentionConfigs:
+def attention_configs(
+    head_dim: int, group: int, kv_bytes: int, query_bytes: int, facts: DeviceFacts
+) -> AttentionConfigs:
     """The table, fitted to the device."""
     padded = next_power(head_dim)
     token_bytes = 2 * padded * kv_bytes  # a key and a value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2_E, attend_tile
+from .tile import LOG2_E, attend_tile, blocks_of
 
 
 @triton.jit
@@ -34,12 +34,12 @@ def join_head(
     num_parts,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
-    PARTS_PAD: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """One head's parts into its output [DIM]: their average, weighted by their sums."""
     dims = tl.arange(0, DIM_PAD)
-    every = tl.arange(0, PARTS_PAD)
+    every = tl.arange(0, MAX_PARTS)
     peak = tl.max(tl.load(parts_log + every, mask=every < num_parts, other=float("-inf")), 0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     total = 0.0
@@ -59,7 +59,7 @@ def join_head(
     tl.store(output + dims, mixed.to(output.dtype.element_ty), mask=dims < DIM)
 
 
-@triton.jit(do_not_specialize=["block_table", "rows", "seq_lens", "table_stride"])
+@triton.jit(do_not_specialize=["block_table", "rows", "seq_lens", "max_parts", "table_stride"])
 def decode_kernel(
     output,
     query,
@@ -71,6 +71,7 @@ def decode_kernel(
     parts_mixed,
     parts_log,
     arrivals,
+    max_parts,
     table_stride,
     block_stride,
     query_token_stride,
@@ -87,16 +88,19 @@ def decode_kernel(
     BLOCK_ROWS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    PARTS_PAD: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
     JOIN: tl.constexpr,
+    TAIL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Row i's token is token i. parts_mixed: float32 [rows, heads, MAX_PARTS, DIM]; parts_log: [rows, heads, MAX_PARTS];
-    arrivals: int32 [rows, kv heads], zero between launches."""
+    """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
+
+    parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
+    [rows, kv heads], zero between launches.
+    """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -104,7 +108,7 @@ def decode_kernel(
     first_alive = first_seen(length, WINDOW)
     begin = first_alive // TILE * TILE
     num_tiles = (length - begin + TILE - 1) // TILE
-    share = part_tiles(num_tiles, MAX_PARTS, MIN_TILES)
+    share = part_tiles(num_tiles, max_parts, MIN_TILES)
     num_parts = (num_tiles + share - 1) // share
     if part >= num_parts:
         return
@@ -122,7 +126,7 @@ def decode_kernel(
     position = tl.zeros([BLOCK_ROWS], tl.int32) + (length - 1)
     peak = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
-    if SINKS:
+    if SINKS:  # noqa: SIM102  without sinks there is nothing to load, and this line is not compiled
         if part == 0:
             peak = tl.load(sinks + head, mask=line < GROUP, other=0.0).to(tl.float32) * LOG2_E
             total = total + 1.0
@@ -132,18 +136,19 @@ def decode_kernel(
     values = keys + NUM_KV_HEADS * PAGE * DIM
     start_of_part = begin + part * share * TILE
     end_of_part = tl.minimum(start_of_part + share * TILE, length)
+    blocks = blocks_of(table, start_of_part, length - 1, TILE, PAGE)
     whole = start_of_part
-    if WINDOW == 0:
+    if TAIL:
         whole = end_of_part // TILE * TILE
         for start in range(start_of_part, whole, TILE):
-            peak, total, mixed = attend_tile(
-                q, peak, total, mixed, keys, values, table, block_stride, start, length, first_alive, position, scale,
-                cap, False, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+            peak, total, mixed, blocks = attend_tile(
+                q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive, position,
+                scale, cap, False, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
             )  # fmt: skip
     for start in range(whole, end_of_part, TILE):  # `alive` is all the mask that one token needs
-        peak, total, mixed = attend_tile(
-            q, peak, total, mixed, keys, values, table, block_stride, start, length, first_alive, position, scale, cap,
-            True, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+        peak, total, mixed, blocks = attend_tile(
+            q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive, position,
+            scale, cap, True, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
         )  # fmt: skip
 
     sums = tl.where(total == 0.0, 1.0, total)
@@ -152,7 +157,7 @@ def decode_kernel(
     if num_parts == 1:
         tl.store(out + (head * DIM)[:, None] + dims[None, :], mixed.to(output.dtype.element_ty), mask=wanted)
         return
-    at = (row * NUM_KV_HEADS * GROUP + head) * MAX_PARTS + part  # [BLOCK_ROWS]
+    at = (row * NUM_KV_HEADS * GROUP + head) * max_parts + part  # [BLOCK_ROWS]
     tl.store(parts_mixed + (at * DIM)[:, None] + dims[None, :], mixed, mask=wanted)
     tl.store(parts_log + at, peak + tl.log2(sums), mask=line < GROUP)
     if JOIN:
@@ -163,19 +168,20 @@ def decode_kernel(
             tl.store(arrival, 0)
             for one in range(GROUP):
                 mine = kv_head * GROUP + one
-                held = (row * NUM_KV_HEADS * GROUP + mine) * MAX_PARTS
+                held = (row * NUM_KV_HEADS * GROUP + mine) * max_parts
                 join_head(
-                    out + mine * DIM, parts_mixed + held * DIM, parts_log + held, num_parts, DIM, DIM_PAD, PARTS_PAD,
+                    out + mine * DIM, parts_mixed + held * DIM, parts_log + held, num_parts, DIM, DIM_PAD, MAX_PARTS,
                     CHUNK,
                 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["seq_lens"])
+@triton.jit(do_not_specialize=["seq_lens", "max_parts"])
 def join_kernel(
     output,
     seq_lens,
     parts_mixed,
     parts_log,
+    max_parts,
     output_token_stride,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -183,7 +189,6 @@ def join_kernel(
     TILE: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    PARTS_PAD: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
@@ -192,10 +197,10 @@ def join_kernel(
     row = tl.program_id(1)
     length = tl.load(seq_lens + row)
     num_tiles = (length - first_seen(length, WINDOW) // TILE * TILE + TILE - 1) // TILE
-    share = part_tiles(num_tiles, MAX_PARTS, MIN_TILES)
+    share = part_tiles(num_tiles, max_parts, MIN_TILES)
     num_parts = (num_tiles + share - 1) // share
     if num_parts <= 1:
         return
-    held = (row * NUM_HEADS + head) * MAX_PARTS
+    held = (row * NUM_HEADS + head) * max_parts
     out = output + row.to(tl.int64) * output_token_stride + head * DIM
-    join_head(out, parts_mixed + held * DIM, parts_log + held, num_parts, DIM, DIM_PAD, PARTS_PAD, CHUNK)
+    join_head(out, parts_mixed + held * DIM, parts_log + held, num_parts, DIM, DIM_PAD, MAX_PARTS, CHUNK)

@@ -2,12 +2,13 @@
 
     cache   [blocks, 2, kv heads, block_size, head_dim]
 
-A tile of keys is one run of memory, and a block is one run too, so copying one is a plain copy. The layers of a group are
-slices of one allocation: `copy_blocks` is a single launch for all of them.
+A tile of keys is one run of memory, and a block is one run too, so copying one is a plain copy. The layers of a group
+are slices of one allocation: `copy_blocks` is a single launch for all of them.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -132,12 +133,9 @@ def copy_blocks(caches: list[Tensor], source: Tensor, target: Tensor) -> None:
 
 def _runs(caches: list[Tensor]) -> list[tuple[int, int, int]]:
     """(first, count, bytes between) of caches that lie at equal distances in one allocation."""
-    held = caches[0].untyped_storage().data_ptr()
-    places = [cache.data_ptr() for cache in caches]
-    step = places[1] - places[0] if len(caches) > 1 else 0
-    together = all(cache.untyped_storage().data_ptr() == held for cache in caches)
-    if step >= 0 and together and all(b - a == step for a, b in zip(places[:-1], places[1:], strict=True)):
-        return [(0, len(caches), step)]
+    steps = {after.data_ptr() - before.data_ptr() for before, after in pairwise(caches)}
+    if len({cache.untyped_storage().data_ptr() for cache in caches}) == 1 and len(steps) <= 1:
+        return [(0, len(caches), steps.pop() if steps else 0)]
     return [(index, 1, 0) for index in range(len(caches))]
 
 

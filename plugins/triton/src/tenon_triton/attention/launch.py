@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tenon_platforms.ops.attention import AttentionSpec
 
-from .configs import JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
+from .configs import JOIN_ELEMENTS, MAX_PARTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel
 
@@ -102,8 +102,7 @@ def launch_decode(
     """The first `num_rows` rows, whose tokens are the first of `query`, in at most `parts` parts each."""
     group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
     padded = next_power(dim)
-    parts_pad = next_power(parts)
-    chunk = min(parts_pad, max(JOIN_ELEMENTS // padded, 1))
+    chunk = max(JOIN_ELEMENTS // padded, 1)
     min_tiles = -(-config.min_tokens // config.tile)
     options = {"num_warps": config.warps, "num_stages": config.stages}
     decode_kernel[(spec.num_kv_heads, num_rows, parts)](
@@ -117,6 +116,7 @@ def launch_decode(
         workspace.mixed,
         workspace.log,
         workspace.arrivals,
+        parts,
         context.block_table.stride(0),
         cache.stride(0),
         query.stride(0),
@@ -131,14 +131,14 @@ def launch_decode(
         PAGE=context.block_size,
         TILE=config.tile,
         BLOCK_ROWS=max(MIN_ROWS, next_power(group)),
-        MAX_PARTS=parts,
+        MAX_PARTS=MAX_PARTS,
         MIN_TILES=min_tiles,
-        PARTS_PAD=parts_pad,
         CHUNK=chunk,
         WINDOW=spec.sliding_window,
         SOFT_CAP=spec.soft_cap > 0,
         SINKS=spec.sinks,
-        JOIN=config.join and parts > 1,
+        JOIN=config.join,
+        TAIL=config.tail and spec.sliding_window == 0,
         PRECISION=_precision(query),
         **options,
     )
@@ -148,15 +148,15 @@ def launch_decode(
             context.seq_lens,
             workspace.mixed,
             workspace.log,
+            parts,
             output.stride(0),
             NUM_HEADS=spec.num_heads,
             DIM=dim,
             DIM_PAD=padded,
             TILE=config.tile,
-            MAX_PARTS=parts,
+            MAX_PARTS=MAX_PARTS,
             MIN_TILES=min_tiles,
-            PARTS_PAD=parts_pad,
-            CHUNK=chunk,
+                CHUNK=chunk,
             WINDOW=spec.sliding_window,
             num_warps=4,
         )

@@ -10,12 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2_E, attend_tile
+from .tile import LOG2_E, attend_tile, blocks_of
 
 
 @triton.jit
 def row_of_block(query_starts, base, block, num_rows, BLOCK_TOKENS: tl.constexpr):
-    """The row whose tokens block number `block` holds: row r's blocks begin at (start of r - base) // BLOCK_TOKENS + r."""
+    """The row whose tokens block `block` holds: row r's blocks begin at (start of r - base) // BLOCK_TOKENS + r."""
     low = 0
     high = num_rows
     while low < high:  # the last r whose first block is not above `block` is low - 1
@@ -117,20 +117,23 @@ def prefill_kernel(
         first_alive = tl.maximum(lowest - WINDOW + 1, 0)
         begin = first_alive // TILE * TILE
         all_from = (tl.maximum(highest - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
+        blocks = blocks_of(table, begin, end - 1, TILE, PAGE)
         for start in range(begin, tl.minimum(all_from, end), TILE):
-            peak, total, mixed = attend_tile(
-                q, peak, total, mixed, keys, values, table, block_stride, start, end, first_alive, position, scale, cap,
-                True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+            peak, total, mixed, blocks = attend_tile(
+                q, peak, total, mixed, blocks, keys, values, table, block_stride, start, end, first_alive, position,
+                scale, cap, True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
             )  # fmt: skip
+    else:
+        blocks = blocks_of(table, 0, end - 1, TILE, PAGE)
     for start in range(all_from, all_to, TILE):
-        peak, total, mixed = attend_tile(
-            q, peak, total, mixed, keys, values, table, block_stride, start, end, first_alive, position, scale, cap,
-            False, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+        peak, total, mixed, blocks = attend_tile(
+            q, peak, total, mixed, blocks, keys, values, table, block_stride, start, end, first_alive, position,
+            scale, cap, False, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
         )  # fmt: skip
     for start in range(tl.maximum(all_from, all_to), end, TILE):
-        peak, total, mixed = attend_tile(
-            q, peak, total, mixed, keys, values, table, block_stride, start, end, first_alive, position, scale, cap,
-            True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+        peak, total, mixed, blocks = attend_tile(
+            q, peak, total, mixed, blocks, keys, values, table, block_stride, start, end, first_alive, position,
+            scale, cap, True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
         )  # fmt: skip
 
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]

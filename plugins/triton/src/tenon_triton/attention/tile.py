@@ -1,7 +1,7 @@
 """Pieces every attention kernel shares: one tile of keys and values folded into a running softmax.
 
-State of a program, float32: peak [m] the greatest score so far in log2 units, total [m] the softmax's sum relative to it,
-mixed [m, dim] the weighted values. -inf minus -inf never happens: where nothing was visible yet the peak counts as 0.
+State of a program, float32: peak [m] the greatest score so far in log2 units, total [m] the softmax's sum relative to
+it, mixed [m, dim] the weighted values. -inf minus -inf never happens: where nothing was visible yet the peak counts as 0.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def slot_offsets(table, start, end, block_stride, TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr):
-    """Offsets of tokens start.. [TILE] in one layer's keys of one head, int64. Reads the block table below `end` only."""
-    if PAGE % TILE == 0:  # the tile lies in one block: one look-up, one contiguous line of TILE * DIM
-        block = tl.load(table + start // PAGE).to(tl.int64)
-        offsets = block * block_stride + (start % PAGE + tl.arange(0, TILE)) * DIM
+def blocks_of(table, start, last, TILE: tl.constexpr, PAGE: tl.constexpr):
+    """Block numbers of tokens start.. : one where the tile lies in one block, else [TILE]. None is read past `last`.
+
+    Callers ask one tile ahead and carry the answer through the loop, so that loads of keys and values depend on nothing
+    in their iteration: the compiler then keeps as many of them in flight as the pipeline has stages.
+    """
+    if PAGE % TILE == 0:
+        blocks = tl.load(table + tl.minimum(start, last) // PAGE)
     else:
-        place = start + tl.arange(0, TILE)
-        blocks = tl.load(table + place // PAGE, mask=place < end, other=0).to(tl.int64)
-        offsets = blocks * block_stride + (place % PAGE) * DIM
+        blocks = tl.load(table + tl.minimum(start + tl.arange(0, TILE), last) // PAGE)
+    return blocks
+
+
+@triton.jit
+def slot_offsets(blocks, start, block_stride, TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr):
+    """Offsets of tokens start.. [TILE] in one layer's keys of one head, int64."""
+    if PAGE % TILE == 0:  # one contiguous line of TILE * DIM
+        offsets = blocks.to(tl.int64) * block_stride + (start % PAGE + tl.arange(0, TILE)) * DIM
+    else:
+        offsets = blocks.to(tl.int64) * block_stride + ((start + tl.arange(0, TILE)) % PAGE) * DIM
     return offsets
 
 
@@ -51,6 +62,7 @@ def attend_tile(
     peak,  # [M]
     total,  # [M]
     mixed,  # [M, DIM_PAD]
+    blocks,
     keys,
     values,
     table,
@@ -71,9 +83,13 @@ def attend_tile(
     DIM_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Tokens [start, start + TILE) of one row. MASKED: some may be hidden; `first_alive`, `end`: what may be read."""
+    """Tokens [start, start + TILE) of one row, which lie in `blocks`; returns the state and the next tile's blocks.
+
+    MASKED: some tokens may be hidden. `first_alive`, `end`: bounds of what may be read.
+    """
     place = start + tl.arange(0, TILE)
-    offsets = slot_offsets(table, start, end, block_stride, TILE, PAGE, DIM)
+    offsets = slot_offsets(blocks, start, block_stride, TILE, PAGE, DIM)
+    following = blocks_of(table, start + TILE, end - 1, TILE, PAGE)
     alive = (place < end) & (place >= first_alive)
     k = load_tile(keys, offsets, alive, MASKED, DIM, DIM_PAD).to(query.dtype)
     scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)  # [M, TILE]
@@ -95,4 +111,4 @@ def attend_tile(
     total = total * decay + tl.sum(weights, 1)
     v = load_tile(values, offsets, alive, MASKED, DIM, DIM_PAD).to(query.dtype)
     mixed = tl.dot(weights.to(query.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
-    return higher, total, mixed
+    return higher, total, mixed, following
