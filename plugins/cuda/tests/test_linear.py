@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tenon_cuda.ops import fp8, linear
-from tenon_cuda.ops.offers import ASKED_FOR, TORCH
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.linear import Dense, GGUFBlocks, LinearPart, MergedLinearSpec
@@ -104,7 +103,7 @@ def test_w8a8_refuses_what_it_does_not_serve(spec: MergedLinearSpec, reason: str
 
 def test_what_was_asked_for_comes_first_and_the_head_falls_through() -> None:
     table = OpTable(platform="cuda")
-    table.offer(MergedLinearSpec, "cublas", linear.cublas, priority=TORCH)
-    table.offer(MergedLinearSpec, "w8a8", fp8.w8a8, priority=ASKED_FOR)
+    table.offer(MergedLinearSpec, "cublas", linear.cublas)
+    table.offer(MergedLinearSpec, "w8a8", fp8.w8a8, priority=1)
     assert table.choose(spec_of()).name == "w8a8, quantized at load"
     assert table.choose(spec_of(parts=("head",))).name == "cublas"

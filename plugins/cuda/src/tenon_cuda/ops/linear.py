@@ -31,7 +31,7 @@ def cublas(spec: MergedLinearSpec) -> Kernel | No:
     """run(x, weights) -> y, as the reference's docstring says."""
     foreign = [scheme.id for scheme in spec.schemes if not isinstance(scheme, (Dense, GGUFBlocks))]
     if foreign:
-        return No(f"expands dense and GGUF weights only, not {foreign[0]}")
+        return No(f"multiplies dense and expanded GGUF weights only, not {foreign[0]}")
 
     def prepare(weights: LinearWeights, uses: tuple[WeightUse, ...]) -> Prepared:
         return joined_weight(spec, weights)

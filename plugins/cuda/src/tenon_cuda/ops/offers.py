@@ -1,7 +1,6 @@
-"""Every kernel the CUDA platform offers, by priority: what the operator asked for, tenon-triton's, torch's own.
+"""Every kernel the CUDA platform offers, by priority: tenon-triton's, then torch's own.
 
-tenon-triton registers its offers itself, at priority 10 unless they say otherwise; here they are only let in. What
-nobody offers runs on the contract's reference kernels, and start-up says so.
+What nobody offers runs on the contract's reference kernels, and start-up says so.
 """
 
 from __future__ import annotations
@@ -23,28 +22,24 @@ if TYPE_CHECKING:
     from ..capabilities import Arch
 
 LOG = logging.getLogger(__name__)
-ASKED_FOR, TRITON, TORCH = 20, 10, 0  # priorities
+LIBRARY = "tenon_triton"
 
 
 def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) -> None:
-    """Offer the kernels that `settings` let in."""
-    table.offer(MergedLinearSpec, "cublas", linear.cublas, priority=TORCH)
+    """Offer the kernels that `settings` let in. Raises `PluginError` where tenon-triton is there and does not load."""
     if settings.quantize == "fp8":
-        table.offer(MergedLinearSpec, "w8a8", fp8.w8a8, priority=ASKED_FOR)
-    if settings.kernels == "auto":
-        register_triton(table, device)
-
-
-def register_triton(table: OpTable, device: Device) -> None:
-    """tenon-triton's offers. Raises `PluginError` where the package is there and does not load."""
-    if find_spec("tenon_triton") is None:
+        table.offer(MergedLinearSpec, "w8a8", fp8.w8a8, priority=1)
+    table.offer(MergedLinearSpec, "cublas", linear.cublas)
+    if settings.kernels == "torch":
+        return
+    if find_spec(LIBRARY) is None:
         LOG.warning("tenon-triton is not installed: most ops run on slow reference kernels (pip install tenon-triton)")
         return
     try:
-        from tenon_triton.ops.offers import register as register_offers
+        from . import triton_offers
     except ImportError as error:
         raise PluginError(
             f"tenon-triton does not load: {error}",
-            remedy="reinstall it with a triton that fits torch, or pass --platform-opt cuda.kernels=torch",
+            remedy="reinstall tenon-triton and a triton that fits torch, or pass --platform-opt cuda.kernels=torch",
         ) from error
-    register_offers(table, device)
+    triton_offers.register(table, device, triton_offers.device_facts(device, arch), settings)
