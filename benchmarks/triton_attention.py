@@ -1,4 +1,4 @@
-"""The Triton attention kernels on a GPU: right in bfloat16 first, then timed at models' shapes, configuration by another.
+"""The Triton attention kernels on a GPU: right in bfloat16 first, then timed at models' shapes in many configurations.
 
     python benchmarks/triton_attention.py [--only check,decode,prefill] [--quick] [--seconds 500] [--json FILE]
 

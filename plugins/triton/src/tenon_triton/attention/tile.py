@@ -1,7 +1,7 @@
 """Pieces every attention kernel shares: one tile of keys and values folded into a running softmax.
 
 State of a program, float32: peak [m] the greatest score so far in log2 units, total [m] the softmax's sum relative to
-it, mixed [m, dim] the weighted values. -inf minus -inf never happens: where nothing was visible yet the peak counts as 0.
+it, mixed [m, dim] the weighted values. Where nothing was visible yet the peak counts as 0: no -inf minus -inf.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
-# ruff: noqa: N803
 """The activation of a gated MLP times its other half, in one launch; optionally quantized to FP8 a token.
 
 Rounds where the reference rounds: the activation to its type, then the product.

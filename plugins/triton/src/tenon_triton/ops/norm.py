@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
-# ruff: noqa: N803, SIM102
+# ruff: noqa: SIM102
 """RMS norms, alone or after the residual add, one program a row; optionally quantized to FP8 in the same launch.
 
 Rounds where the reference rounds: the sum to its type, the quotient to its type before the weight (without an offset).

@@ -1,5 +1,4 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
-# ruff: noqa: N803
 """The rows' device memory, in one launch each: token ids and KV slots; table entries and parameters."""
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _prepare_inputs(
 @triton.jit(do_not_specialize=["num_places", "num_rows"])
 def _row_writes(
     block_tables,
-    params,
+    row_params,
     places,
     blocks,
     rows,
@@ -71,7 +70,7 @@ def _row_writes(
     known = (index < num_rows)[:, None] & (column < NUM_COLUMNS)[None, :]
     row = tl.load(rows + index, mask=index < num_rows, other=0)
     fresh = tl.load(new_params + index[:, None] * NUM_COLUMNS + column[None, :], mask=known, other=0)
-    tl.store(params + row[:, None] * NUM_COLUMNS + column[None, :], fresh, mask=known)
+    tl.store(row_params + row[:, None] * NUM_COLUMNS + column[None, :], fresh, mask=known)
 
 
 def prepare_inputs(spec: PrepareInputsSpec) -> Kernel | No:
