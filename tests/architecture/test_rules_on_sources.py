@@ -19,6 +19,7 @@ PYPROJECT = {
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "pyproject.toml",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "pyproject.toml",
     "tenon_cuda": ROOT / "plugins" / "cuda" / "pyproject.toml",
+    "tenon_triton": ROOT / "plugins" / "triton" / "pyproject.toml",
 }
 Plant = Callable[..., list[Source]]
 # Capabilities that the core obeys without reading them, and why.

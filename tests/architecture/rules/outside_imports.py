@@ -33,6 +33,7 @@ OWN_ALLOWED: Mapping[str, frozenset[str]] = {
     "tenon_plugin_sdk": frozenset({"tenon_platforms", "tenon_core"}),
     "tenon_cpu": frozenset({"tenon_platforms"}),
     "tenon_cuda": frozenset({"tenon_platforms", "tenon_triton"}),
+    "tenon_triton": frozenset({"tenon_platforms"}),
 }
 
 
