@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenon_triton.ops import float8, gemv, mlp, norm, rope_kv, rows, tiles
+from tenon_triton.ops import choose, cut, float8, gemv, mlp, norm, rope_kv, rows, tiles
 
 BF16, F32, I32, FP8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 OLD = ("cuda:80",)  # no FP8 there
@@ -123,6 +123,21 @@ def _rope(**changes: Any) -> dict[str, Any]:
     }
 
 
+def _sampling(**changes: Any) -> dict[str, Any]:
+    return {
+        "logits": BF16, "row_params": I32, "positions": I32, "edits": F32, "counts": I32, "mask": None, "vocab": "i32",
+        "row_stride": "i32", "mask_stride": "i32", "EDITS": False, "GRAMMAR": False, "PENALTIES": False, **changes,
+    }  # fmt: skip
+
+
+def _best(**changes: Any) -> dict[str, Any]:
+    return _sampling(
+        cut=None, cut_id=None, values=F32, ids_out=I32, tokens=I32, share="i32", SPLITS=8, NOISE=False, FILTERS=False,
+        PAIRS=1024, **changes,
+    )  # fmt: skip
+
+
+EVERYTHING = {"mask": I32, "EDITS": True, "GRAMMAR": True, "PENALTIES": True}
 FP8_TILES = {"x": FP8, "weight": FP8, "x_scale": F32, "scale": F32}
 KERNELS: dict[str, Entry] = {
     "quantize": Entry(
@@ -202,6 +217,31 @@ KERNELS: dict[str, Entry] = {
     "rope": Entry(kernel=rope_kv._rope_kv, arguments=_rope()),
     "rope normed partial": Entry(
         kernel=rope_kv._rope_kv, arguments=_rope(q_weight=BF16, k_weight=BF16, ROTARY=64, HALF=32, REST=64)
+    ),
+    "greedy": Entry(kernel=choose._best, arguments=_best()),
+    "draw": Entry(kernel=choose._best, arguments=_best() | {"NOISE": True, "SPLITS": 1}),
+    "draw with everything": Entry(
+        kernel=choose._best,
+        arguments=_best() | EVERYTHING | {"NOISE": True, "FILTERS": True, "cut": F32, "cut_id": I32},
+    ),
+    "best of splits": Entry(
+        kernel=choose._best_split,
+        arguments={
+            "values": F32, "ids": I32, "tokens": I32, "counts": I32, "row_params": I32, "vocab": "i32", "SPLITS": 8,
+            "WIDTH": 8, "COUNT": True,
+        },  # fmt: skip
+        warps=1,
+    ),
+    "cut": Entry(
+        kernel=cut._find_cut,
+        arguments=_sampling(gathered=F32, cut=F32, cut_id=I32, BLOCK=4096),
+        warps=16,
+    ),
+    "cut with everything": Entry(
+        kernel=cut._find_cut,
+        arguments=_sampling(gathered=F32, cut=F32, cut_id=I32, BLOCK=4096) | EVERYTHING,
+        warps=16,
+        quick=False,
     ),
     "gemv": Entry(kernel=gemv._gemv, arguments=_gemv()),
     "gemv paired": Entry(kernel=gemv._gemv, arguments=_gemv(PAIRED=True, KIND="silu", M=2, ROWS=2, BLOCK=1024)),
