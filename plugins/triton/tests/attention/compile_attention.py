@@ -68,24 +68,33 @@ def entries(
         **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),
         "JOIN": decode.join, "TAIL": decode.tail,
     }  # fmt: skip
-    yield f"decode {name}", Entry(
-        kernel=decode_kernel, arguments=arguments, warps=decode.warps, stages=decode.stages
-    )
+    yield f"decode {name}", Entry(kernel=decode_kernel, arguments=arguments, warps=decode.warps, stages=decode.stages)
     for label, config in (("short", configs.short), ("long", configs.long)):
         arguments = {
             **common, "query_starts": i32, "first_row": "i32", "num_rows": "i32", "TILE": config.tile,
             "BLOCK_ROWS": config.block_rows, "CAUSAL": options.get("causal", True),
         }  # fmt: skip
-        yield f"{label} {name}", Entry(
-            kernel=prefill_kernel, arguments=arguments, warps=config.warps, stages=config.stages
+        yield (
+            f"{label} {name}",
+            Entry(kernel=prefill_kernel, arguments=arguments, warps=config.warps, stages=config.stages),
         )
     if name == "llama":
         keys = ("output", "seq_lens", "output_token_stride", "DIM", "DIM_PAD", "WINDOW")
         arguments = {**{key: common[key] for key in keys}, **joined, "NUM_HEADS": 8 * group, "TILE": decode.tile}
         yield "join llama", Entry(kernel=join_kernel, arguments=arguments, stages=1)
-        yield "copy", Entry(
-            kernel=kv_cache.copy_kernel,
-            arguments={"words": i32, "source": i32, "target": i32, "layer_words": "i64", "block_words": "i32", "WIDTH": 2048},
+        yield (
+            "copy",
+            Entry(
+                kernel=kv_cache.copy_kernel,
+                arguments={
+                    "words": i32,
+                    "source": i32,
+                    "target": i32,
+                    "layer_words": "i64",
+                    "block_words": "i32",
+                    "WIDTH": 2048,
+                },
+            ),
         )
     yield f"write {name}", Entry(
         kernel=kv_cache.write_kernel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenon_triton.ops import float8, gemv, mlp, norm, rope_kv, rows, tiles
+from tenon_triton.ops import choose, cut, float8, gemv, mlp, norm, rope_kv, rows, tiles
 
 BF16, F32, I32, FP8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 OLD = ("cuda:80",)  # no FP8 there
@@ -30,37 +30,114 @@ class Entry:
 
 def _norm(**changes: Any) -> dict[str, Any]:
     return {
-        "x": BF16, "residual": BF16, "weight": BF16, "y": BF16, "total": BF16, "scale": None, "hidden": "i32",
-        "x_stride": "i32", "residual_stride": "i32", "eps": "fp32", "ADD": True, "OFFSET": 0.0, "QUANTIZE": False,
-        "WHOLE": True, "BLOCK": 4096, **changes,
-    }  # fmt: skip
+        "x": BF16,
+        "residual": BF16,
+        "weight": BF16,
+        "y": BF16,
+        "total": BF16,
+        "scale": None,
+        "hidden": "i32",
+        "x_stride": "i32",
+        "residual_stride": "i32",
+        "eps": "fp32",
+        "ADD": True,
+        "OFFSET": 0.0,
+        "QUANTIZE": False,
+        "WHOLE": True,
+        "BLOCK": 4096,
+        **changes,
+    }
 
 
 def _gemv(**changes: Any) -> dict[str, Any]:
     return {
-        "x": BF16, "weight": BF16, "scale": None, "bias": None, "y": BF16, "out_features": "i32",
-        "in_features": "i32", "x_stride": "i32", "M": 1, "ROWS": 1, "BLOCK": 2048, "EVEN": True, "PAIRED": False,
-        "KIND": "", **changes,
-    }  # fmt: skip
+        "x": BF16,
+        "weight": BF16,
+        "scale": None,
+        "bias": None,
+        "y": BF16,
+        "out_features": "i32",
+        "in_features": "i32",
+        "x_stride": "i32",
+        "M": 1,
+        "ROWS": 1,
+        "BLOCK": 2048,
+        "EVEN": True,
+        "PAIRED": False,
+        "KIND": "",
+        **changes,
+    }
 
 
 def _tiles(**changes: Any) -> dict[str, Any]:
     return {
-        "x": BF16, "weight": BF16, "x_scale": None, "scale": None, "bias": None, "y": BF16, "parts": F32,
-        "counters": I32, "tokens": "i32", "out_features": "i32", "in_features": "i32", "x_stride": "i32", "M": 16,
-        "N": 64, "K": 128, "SPLITS": 4, "EVEN": True, "SWAP": False, "PRECISION": None, **changes,
-    }  # fmt: skip
+        "x": BF16,
+        "weight": BF16,
+        "x_scale": None,
+        "scale": None,
+        "bias": None,
+        "y": BF16,
+        "parts": F32,
+        "counters": I32,
+        "tokens": "i32",
+        "out_features": "i32",
+        "in_features": "i32",
+        "x_stride": "i32",
+        "M": 16,
+        "N": 64,
+        "K": 128,
+        "SPLITS": 4,
+        "EVEN": True,
+        "SWAP": False,
+        "PRECISION": None,
+        **changes,
+    }
 
 
 def _rope(**changes: Any) -> dict[str, Any]:
     return {
-        "qkv": BF16, "positions": I32, "cos_sin": F32, "q_weight": None, "k_weight": None, "query": BF16,
-        "cache": BF16, "slots": I32, "qkv_stride": "i32", "block_stride": "i32", "q_eps": "fp32", "k_eps": "fp32",
-        "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "ROTARY": 128, "PAGE": 64, "HALF": 64, "REST": 0,
-        "Q_OFFSET": 0.0, "K_OFFSET": 0.0, "CLAMP": 0.0, "HEADS": 8, **changes,
+        "qkv": BF16,
+        "positions": I32,
+        "cos_sin": F32,
+        "q_weight": None,
+        "k_weight": None,
+        "query": BF16,
+        "cache": BF16,
+        "slots": I32,
+        "qkv_stride": "i32",
+        "block_stride": "i32",
+        "q_eps": "fp32",
+        "k_eps": "fp32",
+        "NUM_HEADS": 32,
+        "NUM_KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "ROTARY": 128,
+        "PAGE": 64,
+        "HALF": 64,
+        "REST": 0,
+        "Q_OFFSET": 0.0,
+        "K_OFFSET": 0.0,
+        "CLAMP": 0.0,
+        "HEADS": 8,
+        **changes,
+    }
+
+
+def _sampling(**changes: Any) -> dict[str, Any]:
+    return {
+        "logits": BF16, "row_params": I32, "positions": I32, "edits": F32, "counts": I32, "mask": None, "vocab": "i32",
+        "row_stride": "i32", "mask_stride": "i32", "EDITS": False, "GRAMMAR": False, "PENALTIES": False, **changes,
     }  # fmt: skip
 
 
+def _best(**changes: Any) -> dict[str, Any]:
+    return _sampling(
+        cut=None, cut_id=None, values=F32, ids_out=I32, tokens=I32, share="i32", SPLITS=8, NOISE=False, FILTERS=False,
+        PAIRS=1024, **changes,
+    )  # fmt: skip
+
+
+EVERYTHING = {"mask": I32, "EDITS": True, "GRAMMAR": True, "PENALTIES": True}
 FP8_TILES = {"x": FP8, "weight": FP8, "x_scale": F32, "scale": F32}
 KERNELS: dict[str, Entry] = {
     "quantize": Entry(
@@ -89,39 +166,87 @@ KERNELS: dict[str, Entry] = {
     "activation float8": Entry(
         kernel=mlp._activation_mul_float8,
         arguments={
-            "x": BF16, "values": FP8, "scale": F32, "features": "i32", "x_stride": "i32", "KIND": "silu",
-            "WHOLE": True, "BLOCK": 16384,
-        },  # fmt: skip
+            "x": BF16,
+            "values": FP8,
+            "scale": F32,
+            "features": "i32",
+            "x_stride": "i32",
+            "KIND": "silu",
+            "WHOLE": True,
+            "BLOCK": 16384,
+        },
         warps=16,
         without=NO_E4M3FN,
     ),
     "prepare inputs": Entry(
         kernel=rows._prepare_inputs,
         arguments={
-            "token_ids": I32, "token_rows": I32, "positions": I32, "rows": I32, "num_valid": I32, "last_tokens": I32,
-            "block_tables": I32, "out_ids": I32, "out_slots": I32, "num_tokens": "i32", "group_stride": "i32",
-            "row_stride": "i32", "BLOCK_SIZES": (16, 64), "NUM_GROUPS": 2, "BLOCK": 128,
-        },  # fmt: skip
+            "token_ids": I32,
+            "token_rows": I32,
+            "positions": I32,
+            "rows": I32,
+            "num_valid": I32,
+            "last_tokens": I32,
+            "block_tables": I32,
+            "out_ids": I32,
+            "out_slots": I32,
+            "num_tokens": "i32",
+            "group_stride": "i32",
+            "row_stride": "i32",
+            "BLOCK_SIZES": (16, 64),
+            "NUM_GROUPS": 2,
+            "BLOCK": 128,
+        },
     ),
     "row writes": Entry(
         kernel=rows._row_writes,
         arguments={
-            "block_tables": I32, "params": I32, "places": I32, "blocks": I32, "rows": I32, "new_params": I32,
-            "num_places": "i32", "num_rows": "i32", "NUM_COLUMNS": 13, "COLUMNS": 16, "BLOCK": 128,
-        },  # fmt: skip
+            "block_tables": I32,
+            "row_params": I32,
+            "places": I32,
+            "blocks": I32,
+            "rows": I32,
+            "new_params": I32,
+            "num_places": "i32",
+            "num_rows": "i32",
+            "NUM_COLUMNS": 13,
+            "COLUMNS": 16,
+            "BLOCK": 128,
+        },
     ),
     "rope": Entry(kernel=rope_kv._rope_kv, arguments=_rope()),
     "rope normed partial": Entry(
         kernel=rope_kv._rope_kv, arguments=_rope(q_weight=BF16, k_weight=BF16, ROTARY=64, HALF=32, REST=64)
     ),
+    "greedy": Entry(kernel=choose._best, arguments=_best()),
+    "draw": Entry(kernel=choose._best, arguments=_best() | {"NOISE": True, "SPLITS": 1}),
+    "draw with everything": Entry(
+        kernel=choose._best,
+        arguments=_best() | EVERYTHING | {"NOISE": True, "FILTERS": True, "cut": F32, "cut_id": I32},
+    ),
+    "best of splits": Entry(
+        kernel=choose._best_split,
+        arguments={
+            "values": F32, "ids": I32, "tokens": I32, "counts": I32, "row_params": I32, "vocab": "i32", "SPLITS": 8,
+            "WIDTH": 8, "COUNT": True,
+        },  # fmt: skip
+        warps=1,
+    ),
+    "cut": Entry(
+        kernel=cut._find_cut,
+        arguments=_sampling(gathered=F32, cut=F32, cut_id=I32, BLOCK=4096),
+        warps=16,
+    ),
+    "cut with everything": Entry(
+        kernel=cut._find_cut,
+        arguments=_sampling(gathered=F32, cut=F32, cut_id=I32, BLOCK=4096) | EVERYTHING,
+        warps=16,
+        quick=False,
+    ),
     "gemv": Entry(kernel=gemv._gemv, arguments=_gemv()),
     "gemv paired": Entry(kernel=gemv._gemv, arguments=_gemv(PAIRED=True, KIND="silu", M=2, ROWS=2, BLOCK=1024)),
-    "gemv float8": Entry(
-        kernel=gemv._gemv, arguments=_gemv(weight=FP8, scale=F32, BLOCK=4096), without=NO_E4M3FN
-    ),
+    "gemv float8": Entry(kernel=gemv._gemv, arguments=_gemv(weight=FP8, scale=F32, BLOCK=4096), without=NO_E4M3FN),
     "tiles": Entry(kernel=tiles._tiles, arguments=_tiles(), stages=4),
     "tiles swapped": Entry(kernel=tiles._tiles, arguments=_tiles(SWAP=True), stages=4),
-    "tiles float8": Entry(
-        kernel=tiles._tiles, arguments=_tiles(**FP8_TILES, K=256), stages=4, without=NO_E4M3FN
-    ),
-}  # fmt: skip
+    "tiles float8": Entry(kernel=tiles._tiles, arguments=_tiles(**FP8_TILES, K=256), stages=4, without=NO_E4M3FN),
+}

@@ -57,7 +57,7 @@ def both(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[int]]:
     return found.tolist(), wanted.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     rows=st.integers(1, 4),
@@ -86,7 +86,7 @@ def test_tokens_are_the_references(
     assert found == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), vocab=st.sampled_from([31, 64, 2500]), seed=st.integers(0, 1000))
 def test_edits_grammar_and_penalties(data: Any, vocab: int, seed: int) -> None:
     rows, generator = 3, torch.Generator().manual_seed(seed)
@@ -119,7 +119,7 @@ def test_equal_logits_go_to_the_lowest_ids(vocab: int) -> None:
     logits = torch.zeros(3, vocab)
     logits[:, 100:110] = 5.0
     columns = {RowColumn.TOP_K: [3.0, 1.0, 20.0], RowColumn.TEMPERATURE: [1.0, 0.0, 1.0]}
-    for seed in range(10):
+    for seed in range(4):
         found, wanted = both(logits, batch_of(3, FILTER, columns, seed=seed))
         assert found == wanted
         assert found[0] in (100, 101, 102)
@@ -151,7 +151,7 @@ def _noise(key, position, words, values, n: tl.constexpr):
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_noise_is_the_contracts_bit_for_bit(seed: int, position: int) -> None:
     key = sequence_key(seed, 3)
     words, values = torch.empty(256, dtype=torch.int32), torch.empty(256)
@@ -163,11 +163,11 @@ def test_noise_is_the_contracts_bit_for_bit(seed: int, position: int) -> None:
 
 
 def test_draws_follow_the_softmax() -> None:
-    vocab, draws = 12, 4000
+    vocab, draws = 6, 500
     logits = torch.linspace(-2, 1, vocab)
     batch = batch_of(draws, DRAW, {}, seed=11)
     counts = torch.bincount(sampler(SamplerSpec(vocab_size=vocab)).run(logits.expand(draws, -1).contiguous(), batch),
                             minlength=vocab)  # fmt: skip
     expected = logits.double().softmax(0) * draws
     chi_squared = float(((counts - expected) ** 2 / expected).sum())
-    assert chi_squared < 35  # 11 degrees of freedom: one in 4,000
+    assert chi_squared < 23  # 5 degrees of freedom: one in 3,000

@@ -156,7 +156,7 @@ def launch_decode(
             TILE=config.tile,
             MAX_PARTS=MAX_PARTS,
             MIN_TILES=min_tiles,
-                CHUNK=chunk,
+            CHUNK=chunk,
             WINDOW=spec.sliding_window,
             num_warps=4,
         )

@@ -1,6 +1,6 @@
 """The offer for `AttentionSpec`: what this family serves, as a platform hands it to the op table.
 
-    table.offer(AttentionSpec, "triton paged", lambda spec: paged_attention(spec, device, facts), features=FEATURES)
+table.offer(AttentionSpec, "triton paged", lambda spec: paged_attention(spec, device, facts), features=FEATURES)
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_platforms.ops.attention import AttentionSpec
 
-FEATURES = frozenset(
-    {"attention.sliding_window", "attention.soft_cap", "attention.sinks", "attention.bidirectional"}
-)
+FEATURES = frozenset({"attention.sliding_window", "attention.soft_cap", "attention.sinks", "attention.bidirectional"})
 DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
 MAX_HEAD_DIM = 256
 MAX_GROUP = 128

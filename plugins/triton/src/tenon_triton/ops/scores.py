@@ -94,7 +94,7 @@ def arguments(logits: Any, batch: SamplingBatch) -> dict[str, Any]:
     grammar = mode.grammar and batch.grammar_mask is not None
     return {
         "logits": logits,
-        "params": batch.params,
+        "row_params": batch.params,
         "positions": batch.positions,
         "edits": batch.edits,
         "counts": batch.counts,
