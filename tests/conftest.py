@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from driver import build, installed_platforms, model_source, open_platform
 from equality import Reference, hf_reference
+from served import make_tiny_folder
 from tiny_models import TINY, TinyModel, make_tiny
 
 from tenon_core.engine.assembly import Assembled
@@ -50,6 +53,12 @@ def reference_of(tiny_model: Callable[[str], TinyModel]) -> Callable[[str], Refe
     return make
 
 
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a byte tokenizer, for servers."""
+    return make_tiny_folder(tmp_path_factory.mktemp("served") / "tiny")
+
+
 @pytest.fixture(params=sorted(TINY))
 def tiny_name(request: pytest.FixtureRequest) -> str:
     """Every tiny checkpoint's name."""
@@ -86,10 +95,12 @@ def build_tiny(tiny_model: Callable[[str], TinyModel]) -> Callable[..., Assemble
         *,
         eos_token_ids: tuple[int, ...] = (),
         platform_options: dict[str, Any] | None = None,
+        tokenizer_json: Callable[[], str] | None = None,
         **flat: Any,
     ) -> Assembled:
         tiny = tiny_model(name)
         source = model_source(tiny.path, tiny.config, eos_token_ids=eos_token_ids)
+        source = replace(source, tokenizer_json=tokenizer_json)
         return build(source, open_platform(platform_name, **(platform_options or {})), **flat)
 
     return make

@@ -199,10 +199,10 @@ class Serialised:
     def num_compiles(self) -> int:
         return int(self.inner.num_compiles)
 
-    def launch(self, delta: StepDelta) -> Any:
+    def launch(self, delta: StepDelta, masks: Any = None) -> Any:
         data = encode_delta(delta)
         self.num_bytes += len(data)
-        return self.inner.launch(decode_delta(data))
+        return self.inner.launch(decode_delta(data), masks)
 
     def shutdown(self) -> None:
         self.inner.shutdown()
@@ -252,8 +252,8 @@ class Poisoned:
     def num_compiles(self) -> int:
         return int(self.inner.num_compiles)
 
-    def launch(self, delta: StepDelta) -> Any:
-        handle = self.inner.launch(delta)
+    def launch(self, delta: StepDelta, masks: Any = None) -> Any:
+        handle = self.inner.launch(delta, masks)
         self.num_seen += self.key in self.table.keys[delta.rows]
         if self.key in self.table.keys[delta.rows] and self.num_seen > self.after:
             return _Failing(handle)

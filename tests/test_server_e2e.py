@@ -3,76 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
+from served import LIMIT_S, Served, serving
 
 pytestmark = pytest.mark.e2e
-ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 120  # ten times what a start takes on a quiet machine
 NUM_REQUESTS = 32
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "make_tiny_checkpoint.py"), str(folder)], check=True)
-    return folder
 
 
 @pytest.fixture(scope="module", params=["reference", "sim"])
 def server(
     request: pytest.FixtureRequest, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """A server's address, on the reference and on the asynchronous static-shape device."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+) -> Iterator[Served]:
+    """On the reference and on the asynchronous static-shape device. 8 rows make the 32 requests queue."""
     log = tmp_path_factory.mktemp("log") / "server.log"
-    command = [sys.executable, "-m", "tenon_core.cli.main", "serve", str(tiny_folder), "--platform", request.param]
-    # prompts of one step only would never show a shared prefix; 8 rows make the 32 requests queue
-    command += ["--port", str(port), "--max-num-seqs", "8", "--num-blocks", "40", "--stall-seconds", "60"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_healthy(url, process, log)
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()[-4000:]
-    assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
-
-
-def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-
-
-def _metric(url: str, name: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=30).text
-    found = re.search(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
-    assert found is not None, text
-    return float(found[1])
+    flags = ("--platform", request.param, "--max-num-seqs", "8", "--num-blocks", "40", "--stall-seconds", "60")
+    with serving(tiny_folder, log, *flags) as served:
+        yield served
 
 
 async def _one(client: openai.AsyncOpenAI, model: str, index: int, *, cut: bool) -> tuple[int, str, str | None]:
@@ -106,54 +57,28 @@ async def _storm(url: str, *, cut_every: int) -> dict[int, tuple[str, str | None
         return {index: (text, reason) for index, text, reason in await asyncio.gather(*calls)}
 
 
-def test_many_requests_with_one_in_four_cut_off(server: str) -> None:
-    alone = asyncio.run(_storm(server, cut_every=0))
+def test_many_requests_with_one_in_four_cut_off(server: Served) -> None:
+    alone = asyncio.run(_storm(server.url, cut_every=0))
     assert all(reason in ("length", "stop") for _, reason in alone.values()), alone
     for _ in range(2):
-        mixed = asyncio.run(_storm(server, cut_every=4))
+        mixed = asyncio.run(_storm(server.url, cut_every=4))
         for index, answer in mixed.items():
             if index % 4:
                 assert answer == alone[index], f"request {index} was disturbed by others that were cut off"
-    _settles(server)
+    server.settle()
 
 
-def test_memory_stays_flat_over_storms(server: str) -> None:
-    asyncio.run(_storm(server, cut_every=4))
-    _settles(server)
+def test_memory_stays_flat_over_storms(server: Served) -> None:
+    asyncio.run(_storm(server.url, cut_every=4))
+    server.settle()
     before = _resident(server)
     for _ in range(4):
-        asyncio.run(_storm(server, cut_every=4))
-    _settles(server)
+        asyncio.run(_storm(server.url, cut_every=4))
+    server.settle()
     assert _resident(server) < before * 1.10 + 8 * 2**20
 
 
-def _settles(url: str) -> None:
-    """No request runs or waits, and every KV block is free again."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        # a short request makes the engine send fresh statistics
-        body = {"model": _model(url), "prompt": "x", "max_tokens": 1}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT_S).status_code == 200
-        busy = _metric(url, "tenon:num_requests_running") + _metric(url, "tenon:num_requests_waiting")
-        if busy == 0 and _metric(url, "tenon:kv_cache_usage_perc") == 0:
-            return
-        time.sleep(0.2)
-    raise AssertionError(httpx.get(f"{url}/metrics", timeout=30).text)
-
-
-def _model(url: str) -> str:
-    name: str = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
-    return name
-
-
-def _resident(url: str) -> int:
+def _resident(server: Served) -> int:
     """Bytes of the server and its children."""
-    port = int(url.rsplit(":", 1)[1])
-    for process in psutil.process_iter(["pid"]):
-        try:
-            if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp")):
-                family = [process, *process.children(recursive=True)]
-                return sum(member.memory_info().rss for member in family)
-        except (psutil.AccessDenied, psutil.NoSuchProcess):
-            continue
-    raise AssertionError(f"nothing listens on {port}")
+    process = psutil.Process(server.process.pid)
+    return sum(member.memory_info().rss for member in (process, *process.children(recursive=True)))

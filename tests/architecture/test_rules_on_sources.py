@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from architecture.rules import callers, deserialisers, device_names, outside_imports, text
+from architecture.rules import callers, deserialisers, device_names, outside_imports, secrets, text
 from architecture.sources import PACKAGES, ROOT, Source, ours, planted, python_of
 
 pytestmark = pytest.mark.unit
@@ -162,6 +162,29 @@ def test_tests_may_make_such_files_but_not_load_them(plant: Plant) -> None:
     assert not deserialisers.violations(makes, is_test=True)
     loads = plant(**{"tests/test_a.py": "import pickle\npickle.load(open('x', 'rb'))"})
     assert deserialisers.violations(loads, is_test=True)
+
+
+# secrets
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_secrets_are_compared_in_constant_time(package: str) -> None:
+    found = secrets.violations(python_of(ours(package)))
+    assert not found, report(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(self, sent): return sent == self.secret",
+        "def f(config, key): return key in config.api_key",
+        "def f(a, b): return sha256(a).digest() != b",
+        "def f(known, digest): return digest.hex() == known",
+        "def f(password, sent): return password.startswith(sent)",
+    ],
+)
+def test_a_comparison_that_tells_is_found(plant: Plant, line: str) -> None:
+    assert len(secrets.violations(plant(**{"tenon_core/planted.py": line}))) == 1
 
 
 # callers

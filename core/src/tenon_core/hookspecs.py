@@ -1,7 +1,7 @@
 """Where third parties come in: entry-point groups and what each entry must be. The defaults use the same door.
 
-An entry point names a factory; it is loaded when an operator asks for it by name, or, for models, when a checkpoint's
-architecture needs it. Listing imports nothing.
+An entry point names a factory; it is loaded when an operator asks for it by name, or when a checkpoint's architecture
+(models) or chat template (parsers) is to be matched. Listing imports nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tenon_platforms.errors import ConfigError, PluginError
 SCHEDULERS = "tenon.schedulers"  # name -> factory(SchedulerContext) -> Scheduler
 BLOCK_ALLOCATORS = "tenon.block_allocators"  # name -> factory(num_blocks=int) -> BlockAllocator
 MODELS = "tenon.models"  # family name -> models.family.Family, or a zero-argument function that returns one
-GROUPS = (SCHEDULERS, BLOCK_ALLOCATORS, MODELS)
+TOOL_PARSERS = "tenon.tool_parsers"  # name -> serving.parsers.formats.base.ToolFormat, or a function that returns one
+REASONING_PARSERS = "tenon.reasoning_parsers"  # the same for ReasoningFormat
+GROUPS = (SCHEDULERS, BLOCK_ALLOCATORS, MODELS, TOOL_PARSERS, REASONING_PARSERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

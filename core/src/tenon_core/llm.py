@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
+from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.inline import InlineLink
 from tenon_core.client.link import SteppedLink
 from tenon_core.client.model_files import ModelFiles, open_model_files
@@ -56,6 +57,7 @@ class LLM:
         self._generation = Generation(link=link, vocabulary=TokenBytes(backend=files.tokenizer.backend), seed=seed)
         template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
         self._conversation = Conversation(tokenizer=files.tokenizer, template=template)
+        self._grammars = GrammarChecks()
 
     def generate(
         self,
@@ -83,13 +85,17 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}."""
+        """Answer a conversation, or each of several: lists of {"role": ..., "content": ...}.
+
+        tools: described to the model by the template, in OpenAI's form; its calls stay in the text.
+        """
         many: Any = list(messages)
         conversations: list[Sequence[Message]] = [many] if not many or isinstance(many[0], Mapping) else many
         encoded = [
             self._conversation.encode(
-                one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}
+                one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}, tools=tools
             )
             for one in conversations
         ]
@@ -117,6 +123,8 @@ class LLM:
         link = self._open_link()
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts and {len(priority)} priorities", param="priority")
+        for one in params:
+            self._grammars.check(one.structured_outputs)
         waiting = deque(range(len(prompts)))
         started: list[ActiveRequest] = []
         try:
@@ -169,6 +177,7 @@ class LLM:
     def shutdown(self) -> None:
         """Give the device back. May be called twice."""
         self._conversation.close()
+        self._grammars.close()
         if self._link is not None:
             self._link.shutdown()
             self._link = None

@@ -118,7 +118,7 @@ def test_a_killed_worker_is_dead_and_replaced(made: list[ChatTemplate]) -> None:
     )
     made.append(template)
     template.check()
-    worker = template._idle.queue[0]
+    worker = template._pool._idle.queue[0]
     with pytest.raises(RequestError, match=r"0\.3 s"):
         template.render(HELLO)
     assert not worker.is_alive

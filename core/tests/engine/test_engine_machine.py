@@ -32,8 +32,8 @@ class Failing:
     def num_compiles(self) -> int:
         return int(self.inner.num_compiles)
 
-    def launch(self, delta: StepDelta) -> Any:
-        handle = self.inner.launch(delta)
+    def launch(self, delta: StepDelta, masks: Any = None) -> Any:
+        handle = self.inner.launch(delta, masks)
         if self.armed:
             self.armed -= 1
             return _Failed(handle)

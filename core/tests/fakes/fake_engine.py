@@ -2,14 +2,15 @@
 
 Token k of sample s is the prompt's token k (around and around) plus s: an echo. Everything else is as in the engine:
 validation, limits, end and stop ids, n, log-probabilities, aborts, a queue that fills. A prompt that holds `POISON`
-fails its step; one that holds `HANG` makes the loop hang.
+fails its step; one that holds `HANG` makes the loop hang, and one that begins with `SLOW` makes its first step take
+`SLOW_SECONDS`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +30,8 @@ from tenon_core.sampling.validate import ModelFacts, validate_request
 from tenon_platforms.errors import CapacityError
 
 EOS = 258
-POISON, HANG = 1, 2  # token ids
+POISON, HANG, SLOW = 1, 2, 3  # token ids
+SLOW_SECONDS = 4.0
 VOCAB = 270  # the logits' width; wider than the tokenizer
 FACTS = ModelFacts(
     model="fake",
@@ -60,6 +62,8 @@ class FakeSequence:
 class FakeEngine:
     facts: ModelFacts = FACTS
     step_seconds: float = 0.0
+    token_seconds: float = 0.0
+    on_step: Callable[[int], None] = lambda num_tokens: None
     max_waiting: int = 64
     running: dict[int, FakeSequence] = field(default_factory=dict)
     new: list[GenerateRequest] = field(default_factory=list)
@@ -99,10 +103,11 @@ class FakeEngine:
     def step(self) -> StepUpdate | None:
         if not self.has_work():
             return None
-        if self.step_seconds:
-            time.sleep(self.step_seconds)
-        self.num_steps += 1
         new, self.new = self.new, []
+        self.on_step(sum(len(one.prompt_token_ids) for one in new) or len(self.running))
+        is_slow = any(one.prompt_token_ids[0] == SLOW for one in new)
+        time.sleep(SLOW_SECONDS if is_slow else self.step_seconds)
+        self.num_steps += 1
         finished, self.ended = self.ended, []
         prompts = tuple(self._prompt(one) for one in new)
         keys, tokens, logprobs = [], [], []
@@ -179,5 +184,6 @@ def from_environment() -> FakeEngine:
     """The engine of a fake process."""
     return FakeEngine(
         step_seconds=float(os.environ.get("FAKE_STEP_SECONDS", "0.002")),
+        token_seconds=float(os.environ.get("FAKE_TOKEN_SECONDS", "0.0")),
         max_waiting=int(os.environ.get("FAKE_MAX_WAITING", "64")),
     )

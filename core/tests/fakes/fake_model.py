@@ -16,12 +16,12 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(more_control: tuple[str, ...] = ()) -> Tokenizer:
     """256 bytes and the control tokens."""
     tokenizer = Tokenizer(models.BPE(vocab=dict(byte_of_letter()), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in (*CONTROL, *more_control)])
     return tokenizer
 
 
@@ -43,12 +43,12 @@ def spelled_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def model_folder(path: Path, *, template: str | None = TEMPLATE) -> Path:
-    """A folder that a front end can open."""
+def model_folder(path: Path, *, template: str | None = TEMPLATE, more_control: tuple[str, ...] = ()) -> Path:
+    """A folder that a front end can open. more_control: further control tokens, ids from 260."""
     path.mkdir(parents=True, exist_ok=True)
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 270}
     (path / "config.json").write_text(json.dumps(config))
-    byte_tokenizer().save(str(path / "tokenizer.json"))
+    byte_tokenizer(more_control).save(str(path / "tokenizer.json"))
     tokenizer_config: dict[str, object] = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
     if template is not None:
         tokenizer_config["chat_template"] = template

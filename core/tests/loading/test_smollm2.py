@@ -41,6 +41,7 @@ def test_the_capital_of_france(smollm2_path: Path) -> None:
             cache_salt="",
         )
     )
+    assert engine.token_seconds > 0, "the start did not measure a token"
     answer: list[int] = []
     while engine.has_work():
         update = engine.step()

@@ -92,6 +92,18 @@ def raw(server: RunningServer, data: bytes) -> bytes:
         return answer
 
 
+@pytest.mark.parametrize(
+    "key", [KEY.encode() + b"\0", b"\0" + KEY.encode(), KEY.encode() + b"\xff", b"\xe9" * 20, KEY[:5].encode() + b"\0"]
+)
+def test_keys_with_odd_bytes(server: RunningServer, key: bytes) -> None:
+    """What no HTTP library would send. A NUL is refused by the HTTP parser, before the key is looked at."""
+    for header in (b"Authorization: Bearer " + key, b"x-api-key: " + key):
+        answer = raw(
+            server, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\nConnection: close\r\n\r\n"
+        )
+        assert answer[:12] == (b"HTTP/1.1 400" if b"\0" in key else b"HTTP/1.1 401"), answer[:100]
+
+
 @pytest.mark.parametrize("host", [b"a/b", b"a?b", b"a#b", b"u@h", b"a b", b"", b"[::1", b"h:99999999", b"x\x7fy"])
 def test_a_malformed_host(server: RunningServer, host: bytes) -> None:
     answer = raw(

@@ -181,7 +181,8 @@ def test_odd_prompts(client: httpx.Client) -> None:
 def test_what_is_not_available_yet_is_refused_by_name(client: httpx.Client, name: str) -> None:
     for path in (COMPLETIONS, CHAT):
         error = assert_refused(client.post(path, json=body_of(path, **{name: {"some": "thing"}})), name)
-        assert "not available yet" in error["message"]
+        is_served = path == CHAT and name in ChatFields.model_fields  # only this value of it is wrong
+        assert is_served or "not available yet" in error["message"]
         for neutral in NOT_YET[name]:
             assert client.post(path, json=body_of(path, **{name: neutral})).status_code == 200, (name, neutral)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +20,11 @@ import msgspec
 import psutil
 import pytest
 import zmq
+from fake_engine import SLOW
 from fake_model import model_folder
 from running_server import FOLDER, KEY, RunningServer, free_port, start_server
 
+from tenon_core.client.private_folder import PrivateFolder, remove_abandoned
 from tenon_core.engine.messages import GenerateRequest, Shutdown
 from tenon_core.sampling.params import SamplingParams
 
@@ -171,6 +174,39 @@ def test_a_hung_engine_is_found_and_started_again(own: RunningServer) -> None:
     assert generates(own)
 
 
+def test_a_long_step_is_no_stall(folder: Path, tmp_path: Path) -> None:
+    """The fake says that a token takes 0.15 s. A step of 4 s is then right for 40 tokens, and a stall for 2."""
+    running = start_server(
+        folder, tmp_path / "log", stall_seconds=0.8, stall_kill_seconds=30.0, environment={"FAKE_TOKEN_SECONDS": "0.15"}
+    )
+    try:
+        running.wait_healthy()
+        assert health_during(running, [SLOW] * 40) == {200}
+        assert health_during(running, [SLOW] * 2) == {200, 503}
+        running.wait_healthy(5)
+        assert generates(running)
+    finally:
+        assert running.stop() == 0
+
+
+def health_during(server: RunningServer, prompt: list[int]) -> set[int]:
+    """What /health said while a request was answered."""
+
+    def ask() -> None:
+        with server.client() as client:
+            answer = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            assert answer.status_code == 200, answer.text
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        seen = set()
+        while not asked.done():
+            seen.add(server.health())
+            time.sleep(0.05)
+        asked.result()
+    return seen
+
+
 def test_a_full_queue(own: RunningServer) -> None:
     statuses: list[tuple[int, str | None]] = []
 
@@ -239,10 +275,30 @@ def test_draining_has_an_end(own: RunningServer) -> None:
 def test_the_engine_ends_with_its_parent(own: RunningServer) -> None:
     tree = psutil.Process(own.process.pid).children(recursive=True)
     assert tree
+    folder = Path(link_of(own)).parent
+    assert folder.is_dir()
     own.process.kill()
     own.process.wait()
     _, alive = psutil.wait_procs(tree, timeout=10)
     assert not alive, alive
+    assert not folder.exists(), [*folder.iterdir()]
+
+
+def test_what_a_killed_tree_left_goes_with_the_next_start(own: RunningServer) -> None:
+    folder = Path(link_of(own)).parent
+    os.kill(own.engine_pid(), signal.SIGSTOP)  # too late to clean up when its parent goes
+    engine = own.engine_pid()
+    own.process.kill()
+    os.kill(engine, signal.SIGKILL)
+    own.process.wait()
+    assert folder.is_dir(), "something else removed it: this test shows nothing"
+    ours = PrivateFolder()
+    try:
+        assert not folder.exists()
+        assert remove_abandoned(ours.path.parent) == [] and ours.path.is_dir(), "a folder in use was removed"
+    finally:
+        ours.remove()
+    assert not ours.path.exists()
 
 
 def test_the_port_answers_before_the_engine_is_ready(folder: Path, tmp_path: Path) -> None:

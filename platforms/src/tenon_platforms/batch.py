@@ -134,7 +134,10 @@ class AttentionBatch:
 
 @dataclass(slots=True, kw_only=True)
 class GQAInputs:
-    """Inputs of grouped-query attention. query: [tokens, heads, head_dim]; cache: one layer's KV, already written."""
+    """Inputs of grouped-query attention. query: [tokens, heads, head_dim]; cache: one layer's KV, already written.
+
+    sinks: float32 [heads], where and only where the spec says `sinks`.
+    """
 
     query: Tensor
     cache: Any

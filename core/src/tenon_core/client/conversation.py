@@ -11,6 +11,8 @@ from tenon_platforms.errors import RequestError
 
 from .templates import ChatTemplate
 from .tokenizer import ClientTokenizer, Shield, check_text
+from .tool_definitions import checked_tools
+from .turns import prepared
 
 MAX_MESSAGES = 4096
 MAX_VARIABLES = 32
@@ -27,19 +29,29 @@ class Conversation:
     template: ChatTemplate | None = None
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[str, list[int]]:
-        """(rendered text, token ids). Raises `RequestError`."""
-        template, given, shield = self._prepare(messages, variables)
-        rendered = template.render(given, **self._variables(variables, shield, add_generation_prompt))
+        """(rendered text, token ids). tools: those the template describes. Raises `RequestError`."""
+        template, given, shield = self._prepare(messages, variables, tools)
+        rendered = template.render(given, **self._variables(variables, shield, add_generation_prompt, tools))
         return self._encoded(rendered, shield)
 
     async def encode_async(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[str, list[int]]:
         """The same without holding up the event loop."""
-        template, given, shield = await asyncio.to_thread(self._prepare, messages, variables)
-        values = self._variables(variables, shield, add_generation_prompt)
+        template, given, shield = await asyncio.to_thread(self._prepare, messages, variables, tools)
+        values = await asyncio.to_thread(self._variables, variables, shield, add_generation_prompt, tools)
         rendered = await template.render_async(given, **values)
         return await asyncio.to_thread(self._encoded, rendered, shield)
 
@@ -48,14 +60,18 @@ class Conversation:
         return text, self.tokenizer.encode_rendered(rendered, shield)
 
     def _prepare(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
     ) -> tuple[ChatTemplate, list[dict[str, Any]], Shield]:
         template = self.template
         if template is None:
             raise RequestError(NO_TEMPLATE, param="messages")
         check_variables(variables, template.check())
-        shield = Shield()
-        return template, [self._message(place, one, shield) for place, one in enumerate(checked(messages))], shield
+        checked_tools(tools or ())
+        shield, given = Shield(), prepared(checked(messages), template.source)
+        return template, [self._message(place, one, shield) for place, one in enumerate(given)], shield
 
     def _message(self, place: int, message: Mapping[str, Any], shield: Shield) -> dict[str, Any]:
         role = message.get("role")
@@ -66,14 +82,20 @@ class Conversation:
         shielded: dict[str, Any] = self.tokenizer.shielded({**others, "content": content}, shield)
         return {"role": role, **shielded}
 
-    def _variables(self, variables: Mapping[str, Any], shield: Shield, add_generation_prompt: bool) -> dict[str, Any]:
+    def _variables(
+        self,
+        variables: Mapping[str, Any],
+        shield: Shield,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> dict[str, Any]:
         tokenizer = self.tokenizer
         return {
             **self.tokenizer.shielded(dict(variables), shield),
             "add_generation_prompt": add_generation_prompt,
             "bos_token": tokenizer.bos_token or "",
             "eos_token": tokenizer.eos_token or "",
-            "tools": None,
+            "tools": self.tokenizer.shielded(list(tools), shield) if tools else None,
             "documents": None,
         }
 

@@ -77,9 +77,9 @@ class TokenBytes:
                 pass  # a token that only looks like a byte
         return text.replace(_SPACE, " ").encode()
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokenizer for one sequence."""
-        skipped: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
+    def detokenizer(self, *, skip_special_tokens: bool = True, shown_ids: frozenset[int] = frozenset()) -> Detokenizer:
+        """A detokenizer for one sequence. shown_ids: special tokens that are not skipped whatever is asked."""
+        skipped: frozenset[int] = self.special_ids - shown_ids if skip_special_tokens else frozenset()
         if self.is_byte_level:
             return ByteLevelDetokenizer(table=self, skipped=skipped)
         return WindowDetokenizer(backend=self.backend, skipped=skipped)

@@ -86,14 +86,18 @@ class Generation:
         priority: int = 0,
         on_news: Callable[[], None] | None = None,
         is_watched: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> ActiveRequest:
-        """Validate and submit. is_watched: text is wanted as it comes. Raises `RequestError`, `CapacityError`."""
+        """Validate and submit. is_watched: text is wanted as it comes. shown_ids: special tokens that have text.
+
+        Raises `RequestError`, `CapacityError`.
+        """
         facts = self.link.facts
         filled, prompt_bytes = self._filled(prompt_token_ids, params, facts)
         check_label("cache_salt", cache_salt)
         identity: int = next(iter(self._ids))
         filled = filled if filled.seed is not None else msgspec.structs.replace(filled, seed=self._seed_of(identity))
-        request = self._make(identity, prompt_token_ids, filled, prompt, request_id, is_watched)
+        request = self._make(identity, prompt_token_ids, filled, prompt, request_id, is_watched, shown_ids)
         request.on_news = on_news
         self.link.submit(
             GenerateRequest(id=identity, prompt=prompt_bytes, params=filled, cache_salt=cache_salt, priority=priority)
@@ -125,6 +129,7 @@ class Generation:
         prompt: str | None,
         request_id: str | None,
         is_watched: bool,
+        shown_ids: frozenset[int],
     ) -> ActiveRequest:
         metrics = RequestMetrics(arrival_time=time.monotonic())
         samples = [
@@ -134,6 +139,7 @@ class Generation:
                 output=CompletionOutput(index=index),
                 vocabulary=self.vocabulary,
                 is_watched=is_watched,
+                shown_ids=shown_ids,
             )
             for index in range(params.n)
         ]

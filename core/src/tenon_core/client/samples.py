@@ -33,6 +33,7 @@ class Sample:
     output: CompletionOutput
     vocabulary: TokenBytes | None  # None: no text is made
     is_watched: bool
+    shown_ids: frozenset[int] = frozenset()  # special tokens whose text is wanted, as parsers look for it
     position_logprobs: list[TokenLogprobs] = field(default_factory=list)
     _detokenizer: Detokenizer | None = field(init=False)
     _scanner: StopScanner | None = field(init=False)
@@ -44,7 +45,9 @@ class Sample:
     def __post_init__(self) -> None:
         params, vocabulary = self.params, self.vocabulary
         self._detokenizer = (
-            None if vocabulary is None else vocabulary.detokenizer(skip_special_tokens=params.skip_special_tokens)
+            None
+            if vocabulary is None
+            else vocabulary.detokenizer(skip_special_tokens=params.skip_special_tokens, shown_ids=self.shown_ids)
         )
         self._scanner = (
             StopScanner(stops=params.stop, include=params.include_stop_str_in_output) if params.stop else None

@@ -1,8 +1,8 @@
 """An engine process and its supervisor: start, readiness, liveness, restart.
 
 The process is spawned first and gets its order later, so that it imports while the parent still looks for the model.
-The engine's loop is never silent for long; silence makes it *stalled* (health says so), longer silence ends it, and an
-engine that was ready once is started again.
+The engine's loop is never silent for long, and says so before a step that will be; silence beyond that makes it
+*stalled* (health says so), longer silence ends it, and an engine that was ready once is started again.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import (
+    Busy,
     EngineMessage,
     EngineStats,
     Failed,
@@ -36,10 +33,10 @@ from tenon_core.engine.messages import (
 from tenon_core.engine.wire import SECRET_BYTES, StartOrder
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
 
+from .private_folder import PrivateFolder
 from .zmq_link import ZmqLink
 
 LOG = logging.getLogger(__name__)
-MAX_SOCKET_PATH = 100  # bytes; the system's limit for unix sockets is 107, or 103
 WATCH_SECONDS = 0.1
 ENGINE_COMMAND = (sys.executable, "-m", "tenon_core.engine.process")
 KINDS: dict[str, type[TenonError]] = {
@@ -60,8 +57,8 @@ class EngineProcess:
     """The subprocess, its private folder and the link's secret."""
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        self.folder = _private_folder()
-        self.address = f"ipc://{self.folder}/engine"
+        self.folder = PrivateFolder()
+        self.address = f"ipc://{self.folder.socket}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._process = subprocess.Popen(
             list(command),
@@ -103,7 +100,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove()
 
 
 def _has_descriptor() -> bool:
@@ -113,21 +110,13 @@ def _has_descriptor() -> bool:
         return False
 
 
-def _private_folder() -> Path:
-    """A folder that only this user may enter (mkdtemp makes it 0700), of a path short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="tenon-"))
-    if len(os.fsencode(folder)) + len("/engine") > MAX_SOCKET_PATH:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="tenon-", dir="/tmp"))
-    return folder
-
-
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
     """Keeps one engine running.
 
     on_update, on_stats: called in the event loop. on_lost: the engine died with requests in it. stall_seconds: silence
-    after which it counts as stalled; kill_seconds: after which it is ended and started again.
+    after which it counts as stalled; kill_seconds: after which it is ended and started again; both on top of what the
+    engine expects its step to take.
     """
 
     config: EngineConfig
@@ -147,15 +136,20 @@ class Supervisor:
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when it will not run again
     _state: EngineState = EngineState.STARTING
     _last_heard: float = 0.0
+    _busy_seconds: float = 0.0  # what its step will take by its own reckoning
     _said: TenonError | None = None  # what a dying engine said
     _watcher: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> EngineState:
         """As of now, also where the event loop was busy."""
-        if self._state is EngineState.READY and time.monotonic() - self._last_heard > self.stall_seconds:
+        if self._state is EngineState.READY and self._silence() > self.stall_seconds:
             return EngineState.STALLED
         return self._state
+
+    def _silence(self) -> float:
+        """Seconds since it should have been heard of."""
+        return time.monotonic() - self._last_heard - self._busy_seconds
 
     def start(self, process: EngineProcess | None = None) -> None:
         """Give the order to a process that was spawned already, or to a new one, and watch it."""
@@ -172,6 +166,7 @@ class Supervisor:
 
     def _take(self, message: EngineMessage) -> None:
         self._last_heard = time.monotonic()
+        self._busy_seconds = message.seconds if isinstance(message, Busy) else 0.0
         if isinstance(message, StepUpdate):
             if message.stats is not None:
                 self.on_stats(message.stats)
@@ -192,7 +187,7 @@ class Supervisor:
             was_ready |= self._state is EngineState.READY
             process = self.process
             assert process is not None
-            silence = time.monotonic() - self._last_heard
+            silence = self._silence()
             if self._state is EngineState.READY and silence > self.kill_seconds and process.exit_code is None:
                 LOG.error("the engine has not answered for %.0f s: it is ended", silence)
                 process.kill()

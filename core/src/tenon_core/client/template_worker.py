@@ -1,55 +1,14 @@
 """The process that renders one chat template: `python -m tenon_core.client.template_worker`.
 
-Length-prefixed JSON on standard input and output. The first frame brings the template and the limits; it is compiled
-once. The process limits its own memory, ends itself when a rendering takes too long (so it cannot outlive a parent that
-died), and is killed and replaced by its parent at the time limit.
+The first message brings the template, which is compiled once, and the limits; every further one is rendered. The parent
+kills and replaces the process at the time limit (`worker_process.py`).
 """
 
 from __future__ import annotations
 
-import json
-import signal
-import struct
-import sys
-from typing import Any, BinaryIO
+from typing import Any
 
-HEADER = struct.Struct("!I")
-MAX_FRAME = 64 * 2**20
-SELF_KILL_MARGIN_S = 1.0
-
-
-def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """One message, or None at the end of the stream or where it is none."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    (length,) = HEADER.unpack(header)
-    if length > MAX_FRAME:
-        return None
-    body = stream.read(length)
-    if len(body) < length:
-        return None
-    value = json.loads(body)
-    return value if isinstance(value, dict) else None
-
-
-def write_frame(stream: BinaryIO, value: dict[str, Any]) -> None:
-    """Send one message."""
-    body = json.dumps(value).encode("ascii")
-    stream.write(HEADER.pack(len(body)) + body)
-    stream.flush()
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Cap this process's address space, where the system can."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-    except (OSError, ValueError):  # refused, as some systems do: the time limit still holds
-        return
+from tenon_core.client.worker_frames import Answer, work
 
 
 class OutputTooLongError(Exception):
@@ -106,27 +65,14 @@ def compile_template(source: str) -> tuple[Any, dict[str, Any]]:
         return None, {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def main() -> None:
-    """Compile, then render until the parent closes the pipe."""
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # nothing but frames goes to the parent
-    start = read_frame(source)
-    if start is None:
-        return
-    limit_memory(int(start["memory_bytes"]))
+def begin(start: dict[str, Any]) -> tuple[Answer | None, dict[str, Any]]:
+    """Compile the template of the first message."""
     template, reply = compile_template(str(start["template"]))
-    write_frame(sink, reply)
     if template is None:
-        return
-    seconds = float(start["seconds"]) + SELF_KILL_MARGIN_S
-    while (request := read_frame(source)) is not None:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, seconds)  # the default action of its signal ends the process
-        reply = answer(template, request, int(start["max_characters"]))
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        write_frame(sink, reply)
+        return None, reply
+    most = int(start["max_characters"])
+    return lambda request: answer(template, request, most), reply
 
 
 if __name__ == "__main__":
-    main()
+    work(begin)

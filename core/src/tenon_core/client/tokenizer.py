@@ -79,7 +79,7 @@ class ClientTokenizer:
         return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
 
     def shielded(self, value: Any, shield: Shield) -> Any:
-        """A copy of a message (text, list or map) with control tokens' texts replaced by stand-ins."""
+        """A copy of a message or tool (text, list, map), stand-ins for control tokens' texts in it, in keys too."""
         if isinstance(value, str):
             check_text(value)
             if self._control_texts is None:
@@ -88,7 +88,7 @@ class ClientTokenizer:
         if isinstance(value, list):
             return [self.shielded(one, shield) for one in value]
         if isinstance(value, dict):
-            return {key: self.shielded(one, shield) for key, one in value.items()}
+            return {self.shielded(key, shield): self.shielded(one, shield) for key, one in value.items()}
         return value
 
     def encode_rendered(self, rendered: str, shield: Shield) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenon_core.config import EngineConfig
 from tenon_core.execution.executor import InlineExecutor
@@ -35,23 +35,31 @@ from tenon_platforms.shapes import ShapePolicy
 
 from .deltas import DeltaBuilder
 from .engine import Engine
+from .grammars import Grammars
 from .kv_memory import KVMemory
 from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
 from .scheduler import SchedulerContext
+
+if TYPE_CHECKING:
+    from tenon_core.sampling.grammar import Vocabulary
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model to build: its spec, its tensors' names and where they come from."""
+    """A model to build: its spec, its tensors' names and where they come from.
+
+    tokenizer_json: the tokenizer as `tokenizers` writes it, for grammars; asked for with the first of them.
+    """
 
     name: str
     spec: ModelSpec
     names: WeightNames
     weights: WeightSource
     eos_token_ids: tuple[int, ...]
+    tokenizer_json: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,10 +241,30 @@ def _engine(
         executor=InlineExecutor(runner, sockets.device),
         deltas=DeltaBuilder(table=table, memory=memory, eos_token_ids=source.eos_token_ids),
         outputs=OutputRouter(table=table, memory=memory, scheduler=scheduler, eos_token_ids=source.eos_token_ids),
+        grammars=Grammars(
+            table=table,
+            vocab_size=source.spec.vocab_size,
+            eos_token_ids=source.eos_token_ids,
+            load=_vocabulary(source),
+        ),
         device=sockets.device,
         depth=depth,
         max_waiting=config.scheduler.max_waiting,
     )
+
+
+def _vocabulary(source: ModelSource) -> Callable[[], Vocabulary] | None:
+    """Makes the grammars' vocabulary of a model, which imports the library."""
+    tokenizer_json = source.tokenizer_json
+    if tokenizer_json is None:
+        return None
+
+    def load() -> Vocabulary:
+        from tenon_core.sampling.grammar import Vocabulary
+
+        return Vocabulary.of(tokenizer_json(), source.spec.vocab_size, source.eos_token_ids)
+
+    return load
 
 
 def _block_size(config: EngineConfig, backends: list[AttentionBackend]) -> int:

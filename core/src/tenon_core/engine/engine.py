@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
@@ -22,6 +22,7 @@ from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 
 from .deltas import DeltaBuilder
+from .grammars import Grammars
 from .kv_memory import KVMemory
 from .messages import EngineStats, Finished, FinishReason, GenerateRequest, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
@@ -31,6 +32,7 @@ from .sequence import Sequence, SequenceState
 
 LOG = logging.getLogger(__name__)
 STATS_EVERY = 16  # steps between two statistics in updates
+COMPILE_PATIENCE_S = 0.005  # for which an idle loop waits for a grammar before it looks at its messages again
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,9 +46,12 @@ class Engine:
     executor: Executor
     deltas: DeltaBuilder
     outputs: OutputRouter
+    grammars: Grammars
     device: Device
     depth: int
     max_waiting: int
+    token_seconds: float = 0.0  # of a step with one token, measured at start; among others a token costs less
+    on_step: Callable[[int], None] = lambda num_tokens: None  # tokens in flight, before the host may wait for them
     _flights: deque[Flight] = field(default_factory=deque)
     _requests: dict[int, list[Sequence]] = field(default_factory=dict)
     _ended: list[Finished] = field(default_factory=list)  # to be told with the next update
@@ -65,9 +70,10 @@ class Engine:
             raise RequestError(f"adapter {request.adapter!r} is not loaded: this engine has none", param="model")
         if request.id in self._requests:
             raise CapacityError(f"request id {request.id} is already in use")
-        if self.scheduler.num_waiting >= self.max_waiting:
+        num_waiting = self.scheduler.num_waiting + self.grammars.num_compiling
+        if num_waiting >= self.max_waiting:
             raise CapacityError(
-                f"{self.scheduler.num_waiting} requests are waiting, the most that --max-waiting allows",
+                f"{num_waiting} requests are waiting, the most that --max-waiting allows",
                 remedy="try again later",
             )
         self._check_samples(request)
@@ -85,11 +91,29 @@ class Engine:
             )
             for index in range(request.params.n)
         ]
-        samples[0].siblings = samples[1:]
+        if request.params.structured_outputs is None:
+            self._add(samples)
+        else:
+            self.grammars.begin(samples)
         self._num_arrived += len(samples)
         self._num_prompt_tokens += len(prompt)
         self._requests[request.id] = samples
+
+    def _add(self, samples: list[Sequence]) -> None:
+        """Hand a request over to the scheduler: its first sample computes the prompt for all."""
+        samples[0].siblings = samples[1:]
+        samples[0].state = SequenceState.WAITING
         self.scheduler.add(samples[0])
+
+    def _add_compiled(self, *, patience: float = 0.0) -> None:
+        """Requests whose grammar is compiled may run; those whose grammar is none end."""
+        for samples, why in self.grammars.take_compiled(patience=patience):
+            if not why:
+                if samples:
+                    self._add(samples)
+                continue
+            for sequence in samples:
+                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
 
     def _check_samples(self, request: GenerateRequest) -> None:
         """Samples are born together: the prompt's blocks and one of each sample's own must fit at once."""
@@ -126,9 +150,15 @@ class Engine:
 
     def step(self) -> StepUpdate | None:
         """One iteration: schedule and launch the next step, then take in the oldest one that is due."""
+        if self.grammars.num_compiling:
+            self._add_compiled()
         schedule = self.scheduler.schedule()
+        due = [flight.schedule for flight in self._flights]
+        self.on_step(sum(one.num_tokens for one in (due if schedule is None else (*due, schedule))))
         if schedule is not None:
             self._launch(schedule)
+        elif self.grammars.num_compiling and not self._flights:
+            self._add_compiled(patience=COMPILE_PATIENCE_S)  # there is nothing else to do
         if self._flights and (schedule is None or len(self._flights) > self.depth):
             return self._told(self._land(self._flights.popleft()))
         return self._told(None)
@@ -136,19 +166,23 @@ class Engine:
     def _launch(self, schedule: Schedule) -> None:
         delta = self.deltas.build(schedule, self.scheduler.take_released())
         sampled = delta.rows if delta.sample_rows is None else delta.sample_rows
+        constraints = self.grammars.constraints(sampled) if delta.mode.grammar else ()
+        masks = self.grammars.masks(self._flights, constraints, len(sampled))
         flight = Flight(
             delta=delta,
             schedule=schedule,
-            handle=self.executor.launch(delta),
+            handle=self.executor.launch(delta, masks),
             sampled=sampled,
             keys=self.table.keys[sampled],
             epoch=self.table.epoch,
+            constraints=constraints,
         )
         self._flights.append(flight)
 
     def _land(self, flight: Flight) -> StepUpdate | None:
         try:
             result = flight.handle.result()
+            self.grammars.follow(flight)
         except Exception as error:  # noqa: BLE001 - classified by the device; re-raised unless a request's fault
             return self._recover(flight, error)
         update = self.outputs.route(flight, result)
@@ -157,7 +191,15 @@ class Engine:
                 self.scheduler.clear_suspect(chunk.sequence)
         for finished in update.finished:
             self._forget(finished.key)
+        for key, why in self.grammars.take_broken():
+            self._break(key, why)
         return update
+
+    def _break(self, key: int, why: str) -> None:
+        """A sequence whose grammar allows nothing that could be chosen ends, unless it has ended already."""
+        request_id, sample = split_key(key)
+        for sequence in [one for one in self._requests.get(request_id, ()) if one.sample == sample]:
+            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
@@ -181,15 +223,18 @@ class Engine:
 
     # ends and failures
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
-        self._ended.append(Finished(key=sequence.key, reason=reason, message=message))
-        if sequence.state is SequenceState.UNBORN:
+    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "") -> None:
+        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind))
+        if self.grammars.drop_compiling(sequence):
+            pass  # the scheduler has not heard of it
+        elif sequence.state is SequenceState.UNBORN:
             self.scheduler.end(sequence)
         else:
             self.outputs.end(sequence)
         self._forget(sequence.key)
 
     def _forget(self, key: int) -> None:
+        self.grammars.forget(key)
         request_id, sample = split_key(key)
         samples = [one for one in self._requests[request_id] if one.sample != sample]
         if samples:
@@ -255,4 +300,5 @@ class Engine:
         if not self._is_shut:
             self._is_shut = True
             self._flights.clear()
+            self.grammars.close()
             self.executor.shutdown()

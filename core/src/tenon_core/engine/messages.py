@@ -148,6 +148,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     stats: EngineStats | None = None
 
 
+class Busy(msgspec.Struct, frozen=True, tag="busy"):
+    """The loop is about to compute: nothing may be heard of it for about `seconds`, by what the start measured."""
+
+    seconds: float
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine could not start, or died. `kind` is the error's class name; the message carries the remedy."""
 
@@ -155,7 +161,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-EngineMessage = StepUpdate | Ready | Heartbeat | Failed
+EngineMessage = StepUpdate | Ready | Heartbeat | Busy | Failed
 
 
 def sequence_key(request_id: int, sample_index: int) -> int:

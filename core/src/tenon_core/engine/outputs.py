@@ -16,6 +16,7 @@ from tenon_core.execution.runner import HostLogprobs, LaunchedStep, StepResult
 from tenon_core.state.rows import RowTable
 
 from .deltas import prompt_targets
+from .grammars import Constraint
 from .kv_memory import KVMemory
 from .messages import Finished, FinishReason, PromptInfo, StepUpdate, TokenLogprobs
 from .scheduler import Schedule, Scheduler
@@ -34,6 +35,8 @@ class Flight:
     sampled: Int32  # row of each sampled logit
     keys: npt.NDArray[np.int64]  # sequence key of each of them at launch
     epoch: int  # of the row table, after launch
+    constraints: tuple[Constraint, ...] = ()  # of rows that follow a grammar
+    is_followed: bool = False  # its tokens were given to their grammars
 
     @property
     def rows(self) -> Int32:
@@ -118,8 +121,11 @@ class OutputRouter:
 
     def _end_of(self, sequence: Sequence, token: int) -> Finished | None:
         params, row = sequence.params, sequence.row
-        is_stop = token in params.stop_token_ids or (not params.ignore_eos and token in self.eos_token_ids)
-        if is_stop and self.table.num_known[row] - sequence.num_prompt >= params.min_tokens:
+        has_grammar = params.structured_outputs is not None
+        stops_at_eos = not params.ignore_eos or has_grammar
+        is_stop = token in params.stop_token_ids or (stops_at_eos and token in self.eos_token_ids)
+        is_early = self.table.num_known[row] - sequence.num_prompt < params.min_tokens and not has_grammar
+        if is_stop and not is_early:
             return Finished(key=sequence.key, reason=FinishReason.STOP, stop_token=token)
         if self.table.num_known[row] >= self.table.limit[row]:
             return Finished(key=sequence.key, reason=FinishReason.LENGTH)

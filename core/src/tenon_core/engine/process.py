@@ -33,6 +33,7 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .messages import (
     AbortRequest,
+    Busy,
     ClientMessage,
     EngineMessage,
     Failed,
@@ -46,7 +47,7 @@ from .messages import (
     StepUpdate,
     sequence_key,
 )
-from .wire import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES, StartOrder
+from .wire import HEARTBEAT_SECONDS, LOCK_NAME, MAX_MESSAGE_BYTES, SOCKET_NAME, StartOrder
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -143,7 +144,7 @@ class ServerSocket:
 
 @dataclass(slots=True, kw_only=True)
 class EngineServer:
-    """The loop: messages in, a step, its update out."""
+    """The loop: messages in, a step, its update out. Before a step that will take long, it says so."""
 
     engine: Engine
     socket: ServerSocket
@@ -151,6 +152,14 @@ class EngineServer:
     _is_draining: bool = False
     _is_ending: bool = False
     _last_sent: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.engine.on_step = self._announce
+
+    def _announce(self, num_tokens: int) -> None:
+        seconds = num_tokens * self.engine.token_seconds
+        if seconds > HEARTBEAT_SECONDS:
+            self.socket.send(Busy(seconds=seconds))
 
     def run(self) -> None:
         """Until a client says `Shutdown`."""
@@ -209,16 +218,26 @@ def read_order() -> StartOrder | None:
     return msgspec.json.decode(line, type=StartOrder) if line else None
 
 
-def watch_parent() -> None:
-    """End this process, whatever it does, when standard input ends."""
+def watch_parent(address: str) -> None:
+    """End this process, whatever it does, when standard input ends; what the parent cannot remove any more, goes."""
     descriptor = sys.stdin.fileno()
 
     def watch() -> None:
         while os.read(descriptor, 4096):  # not through the buffer: its lock would be held when the interpreter ends
             pass
+        remove_folder(address)
         os._exit(EXIT_FAILED)
 
     threading.Thread(target=watch, name="tenon-parent", daemon=True).start()
+
+
+def remove_folder(address: str) -> None:
+    """Remove the link's private folder, and nothing beside what belongs in it."""
+    folder = Path(address.removeprefix("ipc://")).parent
+    with suppress(OSError):  # the parent was first
+        for name in (SOCKET_NAME, LOCK_NAME):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def serve(order: StartOrder, socket: ServerSocket) -> None:
@@ -247,7 +266,7 @@ def main() -> int:
     order = read_order()
     if order is None:
         return 0
-    watch_parent()
+    watch_parent(order.address)
     setup_logging(order.log_level)
     socket = ServerSocket(address=order.address, secret=bytes.fromhex(order.secret))
     try:

@@ -23,9 +23,15 @@ def sampling_mode(sequence: Sequence) -> SamplingMode:
         noise=noise,
         filters=noise and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
         penalties=params.needs_penalties,
-        edits=bool(params.logit_bias) or params.allowed_token_ids is not None or params.min_tokens > 0,
+        edits=bool(params.logit_bias) or params.allowed_token_ids is not None or bans_ends(sequence),
+        grammar=params.structured_outputs is not None,
         num_logprobs=max(wanted),
     )
+
+
+def bans_ends(sequence: Sequence) -> bool:
+    """Whether end tokens are banned for a while by logit edits; a grammar's mask does that itself."""
+    return sequence.params.min_tokens > 0 and sequence.params.structured_outputs is None
 
 
 def row_start(sequence: Sequence, tokens: np.ndarray, eos_token_ids: Ids[int]) -> RowStart:
@@ -49,7 +55,7 @@ def row_start(sequence: Sequence, tokens: np.ndarray, eos_token_ids: Ids[int]) -
     line[RowColumn.NOISE_KEY0], line[RowColumn.NOISE_KEY1] = key
     line[RowColumn.EDIT_UNTIL] = sequence.num_prompt + params.min_tokens
     prompt, output = tokens[: sequence.num_prompt], tokens[sequence.num_prompt :]
-    stops = () if params.min_tokens == 0 else tuple({*eos_token_ids, *params.stop_token_ids})
+    stops = tuple({*eos_token_ids, *params.stop_token_ids}) if bans_ends(sequence) else ()
     return RowStart(
         row=sequence.row,
         params=line.tobytes(),

@@ -50,6 +50,11 @@ class Schedule:
     started: tuple[Sequence, ...] = ()
     born: tuple[Sequence, ...] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in it."""
+        return len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerContext:
@@ -370,9 +375,10 @@ class DefaultScheduler:
         sequence.is_tainted = False
         table.num_prompt[row] = sequence.num_prompt
         table.limit[row] = sequence.limit
-        table.stops_at_eos[row] = not params.ignore_eos
+        table.stops_at_eos[row] = not params.ignore_eos or params.structured_outputs is not None
         table.has_stop_ids[row] = bool(params.stop_token_ids)
         table.wants_logprobs[row] = params.logprobs is not None
+        table.has_grammar[row] = params.structured_outputs is not None
         return row
 
     def _cached_prefix(self, sequence: Sequence) -> list[list[int]]:

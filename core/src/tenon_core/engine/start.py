@@ -20,6 +20,7 @@ import numpy as np
 
 from tenon_core.config import EngineConfig
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
+from tenon_core.loading.model_tokenizer import open_tokenizer
 from tenon_core.loading.progress import progress
 from tenon_core.loading.sources import resolve_model
 from tenon_core.models.family import Family
@@ -227,6 +228,7 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
         names=family.weights,
         weights=weights,
         eos_token_ids=tuple(checkpoint.eos_token_ids),
+        tokenizer_json=lambda: open_tokenizer(config.model, checkpoint).to_str(),
     )
     sockets.device.seed(config.platform.seed)
     with sockets.device.inference_context(), progress("loading weights", total=total) as advance:
@@ -273,13 +275,16 @@ def resolved_plan(
 
 
 def answer_one(engine: Engine) -> None:
-    """Run one real request to its end; raises `DeviceError` where it fails."""
+    """Run one real request to its end, timing its last token; raises `DeviceError` where it fails."""
     count = min(PROBE_TOKENS, engine.facts.max_model_len - 1)
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=count, ignore_eos=True)
     prompt = np.zeros(1, dtype="<i4").tobytes()
     engine.submit(GenerateRequest(id=0, prompt=prompt, params=params, cache_salt="start-up"))
     while engine.has_work():
+        began = time.perf_counter()
         update = engine.step()
+        if update is not None and update.tokens:
+            engine.token_seconds = time.perf_counter() - began
         for finished in update.finished if update is not None else ():
             if finished.reason != FinishReason.LENGTH:
                 raise DeviceError(f"the start-up request failed: {finished.message or finished.reason}")

@@ -13,6 +13,10 @@ import msgspec
 MAX_MESSAGE_BYTES = 64 * 2**20
 HEARTBEAT_SECONDS = 1.0  # the engine's loop is never silent for longer, unless it hangs or computes
 SECRET_BYTES = 32
+SOCKET_NAME, LOCK_NAME = (
+    "engine",
+    "lock",
+)  # the files of the link's private folder; the client makes it and holds the lock
 
 
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from typing import Protocol
 from tenon_platforms.device import Device
 
 from .delta import StepDelta
-from .runner import FailedStep, LaunchedStep, Runner
+from .runner import FailedStep, GrammarMasks, LaunchedStep, Runner
 
 
 class Executor(Protocol):
@@ -21,8 +21,11 @@ class Executor(Protocol):
         """Compilations so far."""
         ...
 
-    def launch(self, delta: StepDelta) -> LaunchedStep:
-        """Queue one step. Never raises: a step that cannot be queued fails in its `result`."""
+    def launch(self, delta: StepDelta, masks: GrammarMasks | None = None) -> LaunchedStep:
+        """Queue one step. Never raises: a step that cannot be queued fails in its `result`.
+
+        masks: asked once the forward pass is queued, for steps with rows that follow a grammar.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -41,10 +44,10 @@ class InlineExecutor:
     def num_compiles(self) -> int:
         return self.runner.num_compiles
 
-    def launch(self, delta: StepDelta) -> LaunchedStep:
+    def launch(self, delta: StepDelta, masks: GrammarMasks | None = None) -> LaunchedStep:
         try:
             with self._device.inference_context():
-                return self.runner.launch(delta)
+                return self.runner.launch(delta, masks)
         except Exception as error:  # noqa: BLE001 - raised by `result`, where a step's failures are dealt with
             return FailedStep(error)
 

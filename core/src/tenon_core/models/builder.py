@@ -143,7 +143,7 @@ class ModelBuilder:
             cos_sin=self._rope(mixer.rope),
             q_norm=None if norm is None else self.reader.dense(f"{names.q_norm}.weight", (dim,), dtype),
             k_norm=None if norm is None else self.reader.dense(f"{names.k_norm}.weight", (dim,), dtype),
-            sinks=None,
+            sinks=self.reader.dense(names.sinks, (mixer.num_heads,), torch.float32) if mixer.sinks else None,
         )
 
     def _ffn(self, layer: Layer, names: WeightNames) -> Bound:

@@ -17,6 +17,7 @@ from tenon_platforms.model import ModelSpec
 class WeightNames:
     """Name patterns of a decoder's tensors. A pattern names the module; `.weight` and `.bias` are appended.
 
+    sinks: the tensor itself, [heads], of models whose attention has sinks (GPT-OSS's name for it).
     experts: (gate, up, down) of one expert; stacked_experts: the same as [experts, out, in] tensors, tried second.
     """
 
@@ -29,6 +30,7 @@ class WeightNames:
     out: str = "model.layers.{i}.self_attn.o_proj"
     q_norm: str = "model.layers.{i}.self_attn.q_norm"
     k_norm: str = "model.layers.{i}.self_attn.k_norm"
+    sinks: str = "model.layers.{i}.self_attn.sinks"
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
     down: str = "model.layers.{i}.mlp.down_proj"

@@ -155,6 +155,8 @@ def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tu
         if mixer.qk_norm is not None:
             yield f"{at.q_norm}.weight", (mixer.head_dim,)
             yield f"{at.k_norm}.weight", (mixer.head_dim,)
+        if mixer.sinks:
+            yield at.sinks, (mixer.num_heads,)
         norms = (at.pre_mixer, at.pre_ffn, at.post_mixer, at.post_ffn)
         yield from ((f"{name}.weight", (hidden,)) for name in norms if name)
         shapes = ((ffn.intermediate, hidden), (ffn.intermediate, hidden), (hidden, ffn.intermediate))

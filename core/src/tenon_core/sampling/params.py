@@ -13,6 +13,8 @@ import msgspec
 
 from tenon_platforms.errors import RequestError
 
+from .structured import StructuredOutputs
+
 # Field -> (least, greatest). Both inclusive. A list's entry bounds its length.
 CEILINGS: dict[str, tuple[float, float]] = {
     "n": (1, 128),
@@ -44,7 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `max_tokens=None` means "to the end of the context". `seed=None` draws one at submission; the same seed gives the
     same noise whatever else is in the batch. `top_k` of 0 or -1 is off. `logprobs=k` returns the chosen token's and
-    the k best log-probabilities; `prompt_logprobs` likewise for the prompt.
+    the k best log-probabilities; `prompt_logprobs` likewise for the prompt. `structured_outputs` wins over `min_tokens`
+    and `ignore_eos` where its grammar allows nothing more.
     """
 
     n: int = 1
@@ -67,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):

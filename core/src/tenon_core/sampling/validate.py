@@ -84,6 +84,11 @@ def validate_request(
     _check_ids("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     _check_ids("logit_bias", params.logit_bias, facts.vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), facts.vocab_size)
+    if params.structured_outputs is not None and not facts.eos_token_ids:
+        raise RequestError(
+            "structured_outputs needs a model with an end token: this one's configuration names none",
+            param="structured_outputs",
+        )
     for feature in features_of(params):
         if reason := facts.refused_features.get(feature):
             raise RequestError(f"{feature} is not available on platform {facts.platform!r}: {reason}", param=feature)
@@ -102,6 +107,7 @@ def features_of(params: SamplingParams) -> tuple[str, ...]:
         "min_p": params.min_p > 0,
         "top_k": params.top_k > 0,
         "top_p": params.top_p < 1,
+        "structured_outputs": params.structured_outputs is not None,
     }
     return tuple(name for name, wanted in asked.items() if wanted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tenon_core.client.conversation import Conversation
 from tenon_core.client.generation import ActiveRequest
+from tenon_core.client.outputs import CompletionOutput
 from tenon_core.client.samples import SampleDelta
 from tenon_core.sampling.params import SamplingParams
 from tenon_platforms.errors import RequestError
@@ -21,8 +24,10 @@ from .logprobs import chat_logprobs, prompt_positions
 from .protocol import ChatFields, parse
 from .services import Services, Work, unless_gone
 from .sse import ENCODER, Pieces, stream_response, usage_of
+from .tool_use import Reading, reading_of
 
 ROLE = "assistant"
+LONG_TEXT = 32_768  # characters; longer ones are parsed in a thread
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +38,7 @@ class Chat:
     fields: ChatFields
     head: Head
     work: Work
+    reading: Reading
 
     @property
     def request(self) -> ActiveRequest:
@@ -66,19 +72,44 @@ def handler(services: Services) -> Any:
         generation, _ = services.ready_generation()
         _, conversation = services.ready_tokenizer()
         params = chat_params(fields)
+        reading = reading_of(fields, services.parsers, lets_choose=config.enable_auto_tool_choice)
+        if reading.structured is not None:
+            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
+        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
         encoded = await unless_gone(
             request,
             conversation.encode_async(
                 fields.messages,
                 add_generation_prompt=fields.add_generation_prompt is not False,
-                variables=fields.chat_template_kwargs or {},
+                variables=variables_of(fields, conversation),
+                tools=reading.tools,
             ),
         )
-        work = Work.start(generation, [encoded], params, is_watched=bool(fields.stream), **labelled(fields, request))
-        call = Chat(services=services, fields=fields, head=head, work=work)
+        reading.prompt = encoded[0]
+        work = Work.start(
+            generation,
+            [encoded],
+            params,
+            is_watched=bool(fields.stream),
+            shown_ids=reading.shown_ids(services.vocabulary),
+            **labelled(fields, request),
+        )
+        call = Chat(services=services, fields=fields, head=head, work=work, reading=reading)
         return await (streamed(request, call) if fields.stream else whole(request, call))
 
     return chat_completions
+
+
+def variables_of(fields: ChatFields, conversation: Conversation) -> dict[str, Any]:
+    """The template's variables; `reasoning_effort` is one where the template takes it."""
+    variables, effort = dict(fields.chat_template_kwargs or {}), fields.reasoning_effort
+    if effort is None or conversation.template is None:
+        return variables
+    if "reasoning_effort" in conversation.template.check():
+        variables.setdefault("reasoning_effort", effort)
+    elif effort != "none":
+        raise RequestError("reasoning_effort is nothing that this model's template takes", param="reasoning_effort")
+    return variables
 
 
 def chat_params(fields: ChatFields) -> SamplingParams:
@@ -109,11 +140,12 @@ async def whole(request: Request, call: Chat) -> Response:
     output = call.request.output
     choices = []
     for sample in call.request.samples:
+        message, reason = await understood(call.reading, sample.output)
         choice: dict[str, Any] = {
             "index": sample.output.index,
-            "message": {"role": ROLE, "content": sample.output.text},
+            "message": {"role": ROLE, **message},
             "logprobs": call.logprobs(sample.position_logprobs),
-            "finish_reason": sample.output.finish_reason,
+            "finish_reason": reason,
             "stop_reason": sample.output.stop_reason,
         }
         if call.fields.return_token_ids:
@@ -125,6 +157,15 @@ async def whole(request: Request, call: Chat) -> Response:
     if call.fields.return_token_ids:
         answer["prompt_token_ids"] = output.prompt_token_ids
     return json_response(answer, request)
+
+
+async def understood(reading: Reading, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:
+    """(the message's content, reasoning and calls, the finish reason) of a whole sample."""
+    if not reading.is_needed:
+        return {"content": output.text}, output.finish_reason
+    if len(output.text) < LONG_TEXT:
+        return reading.message(output.index, output.text, output.finish_reason)
+    return await asyncio.to_thread(reading.message, output.index, output.text, output.finish_reason)
 
 
 async def streamed(request: Request, call: Chat) -> Response:
@@ -147,7 +188,9 @@ async def pieces(call: Chat) -> AsyncIterator[bytes]:
                 if delta.index not in begun:
                     begun.add(delta.index)
                     yield made.of(opening(call, delta.index))
-                yield made.of(piece(call, delta))
+                choice = read_piece(call, delta) if call.reading.is_needed else piece(call, delta)
+                if choice:
+                    yield made.of(choice)
         if call.fields.wants_usage:
             yield made.usage(call.usage())
     finally:
@@ -181,5 +224,24 @@ def piece(call: Chat, delta: SampleDelta) -> bytes:
     if delta.finish_reason is not None:
         found["stop_reason"] = delta.stop_reason
     if call.fields.return_token_ids:
+        found["token_ids"] = delta.token_ids
+    return ENCODER.encode(found)
+
+
+def read_piece(call: Chat, delta: SampleDelta) -> bytes:
+    """One piece of a choice that is parsed; empty where nothing is certain yet and nothing else is to be told."""
+    new, reason = call.reading.delta(delta.index, delta.text, delta.finish_reason)
+    fields = call.fields
+    if not new and reason is None and not fields.logprobs and not fields.return_token_ids:
+        return b""
+    found: dict[str, Any] = {
+        "index": delta.index,
+        "delta": new,
+        "logprobs": call.logprobs(delta.logprobs),
+        "finish_reason": reason,
+    }
+    if reason is not None:
+        found["stop_reason"] = delta.stop_reason
+    if fields.return_token_ids:
         found["token_ids"] = delta.token_ids
     return ENCODER.encode(found)

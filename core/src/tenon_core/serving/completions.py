@@ -85,6 +85,7 @@ def handler(services: Services) -> Any:
             else fields.prompt_logprobs,
         )
         check_fan_out(fields.prompt, params.n, facts)
+        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
         prompts = await unless_gone(
             request, encoded(fields.prompt, tokenizer, add_special_tokens=fields.add_special_tokens is not False)
         )

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tenon_core.config import flag
+from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS
 from tenon_platforms.errors import ConfigError
+
+from .parsers.registry import check_name
 
 MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512
@@ -25,6 +28,13 @@ class ServerConfig:
     )  # fmt: skip
     served_model_name: tuple[str, ...] = flag((), "name of the model for clients; may be repeated; default: as given")
     chat_template: str | None = flag(None, "file with a chat template, instead of the model's own")
+    tool_call_parser: str = flag(
+        "auto", "how the model writes tool calls (tenon.tool_parsers); auto: by its chat template; none: not at all"
+    )
+    enable_auto_tool_choice: bool = flag(True, "let the model call tools by itself; refused to clients if off")
+    reasoning_parser: str = flag(
+        "auto", "how the model marks reasoning (tenon.reasoning_parsers); auto: by its chat template; none: not at all"
+    )
     allowed_origins: tuple[str, ...] = flag((), "browser origin that may call the server; may be repeated")
     allowed_hosts: tuple[str, ...] = flag((), "further Host name by which browsers may reach it; may be repeated")
     ssl_certfile: str | None = flag(None, "TLS certificate, in PEM form")
@@ -35,8 +45,12 @@ class ServerConfig:
     keep_alive_timeout: int = flag(5, "seconds after which an idle connection is closed")
     max_connections: int = flag(4096, "greatest number of connections; more are answered 503")
     drain_seconds: int = flag(30, "seconds that running requests have to finish when the server is told to stop")
-    stall_seconds: float = flag(4.0, "seconds of silence after which the engine counts as stalled and /health says so")
-    stall_kill_seconds: float = flag(60.0, "seconds of silence after which the engine is ended and started again")
+    stall_seconds: float = flag(
+        4.0,
+        "seconds of silence, beyond what a step's tokens take, after which the engine counts as stalled and"
+        " /health says so",
+    )
+    stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
     disable_access_log: bool = flag(False, "no log line for each request")
 
@@ -55,6 +69,8 @@ class ServerConfig:
         if self.stall_kill_seconds < self.stall_seconds:
             raise ConfigError("stall_kill_seconds is less than stall_seconds")
         self._check_texts()
+        check_name(TOOL_PARSERS, self.tool_call_parser)
+        check_name(REASONING_PARSERS, self.reasoning_parser)
 
     def _check_texts(self) -> None:
         for place, key in enumerate(self.api_key):

@@ -121,6 +121,7 @@ def tokenize(services: Services) -> Any:
                     fields.messages,
                     add_generation_prompt=fields.add_generation_prompt is not False,
                     variables=fields.chat_template_kwargs or {},
+                    tools=fields.tools,
                 ),
             )
         longest = None if services.facts is None else services.facts.max_model_len

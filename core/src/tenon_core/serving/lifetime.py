@@ -30,6 +30,7 @@ from tenon_platforms.errors import DeviceError, TenonError
 from .app import make_app
 from .config import ServerConfig
 from .http_protocol import protocol_class
+from .parsers.registry import load_parsers
 from .services import Services
 
 LOG = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ class Lifetime:
                 await starter
             if self.services.conversation is not None:
                 self.services.conversation.close()
+            self.services.grammars.close()
             if self.supervisor is not None:
                 await self.supervisor.stop()
             else:
@@ -158,6 +160,14 @@ class Lifetime:
         template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
         if template is not None:
             template.check()
+        services.parsers = load_parsers(
+            self.server_config.tool_call_parser, self.server_config.reasoning_parser, files.chat_template
+        )
+        LOG.info(
+            "tool calls are read as %s, reasoning as %s",
+            services.parsers.tool_name or "text",
+            services.parsers.reasoning_name or "text",
+        )
         services.tokenizer = files.tokenizer
         services.vocabulary = TokenBytes(backend=files.tokenizer.backend)
         services.conversation = Conversation(tokenizer=files.tokenizer, template=template)

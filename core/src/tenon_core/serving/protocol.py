@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenon_core.sampling.params import SamplingParams
 from tenon_platforms.errors import RequestError
 
+from . import formats
+
 MAX_LIST = 65_536  # entries of any list, before its own ceiling is looked at
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -24,12 +26,10 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "guided_json": (None,),
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "structured_outputs": (None,),
     "suffix": (None, ""),
     "best_of": (None, 1),
     "use_beam_search": (None, False),
@@ -77,6 +77,7 @@ class SamplingFields(Fields):
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LIST)] | None = None
+    response_format: formats.ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024)
     metadata: dict[str, str] | None = Field(None, max_length=16)
     # beyond OpenAI's
@@ -89,6 +90,7 @@ class SamplingFields(Fields):
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
     skip_special_tokens: bool | None = None
+    structured_outputs: formats.StructuredFields | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -107,6 +109,7 @@ class SamplingFields(Fields):
             raise RequestError("stream_options is for streams: set stream to true", param="stream_options")
         values = {name: getattr(self, name) for name in SHARED_NAMES}
         values["logit_bias"] = None if self.logit_bias is None else bias_by_id(self.logit_bias)
+        values["structured_outputs"] = formats.wanted(self.response_format, self.structured_outputs)
         values.update(given)
         return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
@@ -135,6 +138,11 @@ class ChatFields(SamplingFields):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=64)
+    include_reasoning: bool | None = None
 
 
 class TokenizeFields(Fields):
@@ -146,6 +154,7 @@ class TokenizeFields(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
     return_token_strs: bool | None = None
 
 
@@ -166,7 +175,7 @@ def parse(kind: type[F], body: dict[str, Any]) -> F:
         if body.pop(name, None) is not None:
             raise RequestError(f"{name} is not taken: {why}", param=name)
     for name, neutral in NOT_YET.items():
-        if name in body and not _is_one_of(body.pop(name), neutral):
+        if name in body and name not in kind.model_fields and not _is_one_of(body.pop(name), neutral):
             raise RequestError(f"{name} is not available yet", param=name)
     try:
         return kind.model_validate(body)

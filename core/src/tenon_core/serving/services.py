@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
+from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.observability.metrics import EngineMetrics
@@ -22,6 +23,7 @@ from tenon_platforms.errors import CapacityError, RequestError
 
 from .config import ServerConfig
 from .errors import HttpError, not_ready
+from .parsers.registry import Parsers
 
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ class Services:
     tokenizer: ClientTokenizer | None = None
     vocabulary: TokenBytes | None = None
     conversation: Conversation | None = None
+    parsers: Parsers = field(default_factory=Parsers)
+    grammars: GrammarChecks = field(default_factory=GrammarChecks)
     is_draining: bool = False
 
     @property

@@ -18,10 +18,11 @@ from tenon_platforms.ops.mlp import ActivationMulSpec, GatedMLPSpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
+from tenon_platforms.ops.sampling import SamplerSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_triton.attention import offer as attention
 from tenon_triton.facts import DeviceFacts
-from tenon_triton.ops import gated_mlp, linear, mlp, norm, rope_kv, rows
+from tenon_triton.ops import gated_mlp, linear, mlp, norm, rope_kv, rows, sampling
 
 from ..capabilities import Arch
 from ..options import CUDAOptions
@@ -91,3 +92,4 @@ def register(table: OpTable, device: Device, facts: DeviceFacts, settings: CUDAO
     )
     table.offer(PrepareInputsSpec, "triton.prepare_inputs", rows.prepare_inputs, priority=PRIORITY)
     table.offer(RowWritesSpec, "triton.row_writes", rows.row_writes, priority=PRIORITY)
+    table.offer(SamplerSpec, "triton.sampler", sampling.sampler, priority=PRIORITY)

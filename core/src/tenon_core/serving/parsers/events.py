@@ -1,0 +1,48 @@
+"""What a parser tells, in order. Plain objects: they are made in the stream's path, a few a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+CONTENT, REASONING = "content", "reasoning"
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """More of the answer (kind `CONTENT`) or of what was thought before it (`REASONING`)."""
+
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """More of call `index`. The first one brings id and name; arguments is the next part of a JSON object's text."""
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+Event = TextDelta | CallDelta
+
+
+def folded(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind, or of one call, joined: a step has few events, whatever it took to find them."""
+    if len(events) < 2:
+        return events
+    found: list[Event] = []
+    for _, run in groupby(events, key=_key):
+        first, *rest = run
+        if isinstance(first, TextDelta):
+            first.text += "".join(one.text for one in rest if isinstance(one, TextDelta))
+        else:
+            first.arguments += "".join(one.arguments for one in rest if isinstance(one, CallDelta))
+        found.append(first)
+    return found
+
+
+def _key(event: Event) -> str | int:
+    return event.kind if isinstance(event, TextDelta) else event.index
