@@ -101,8 +101,8 @@ def watched(engine: Any) -> Any:
 
     launch = steps.timed("launch", kept[2].launch)
 
-    def launch_step(delta: Any) -> Any:
-        handle = launch(delta)
+    def launch_step(delta: Any, masks: Any = None) -> Any:
+        handle = launch(delta, masks)
         return _Part(handle, result=steps.timed("wait", handle.result))
 
     engine.scheduler = _Part(kept[0], schedule=steps.timed("schedule", kept[0].schedule))
