@@ -227,8 +227,15 @@ KERNELS: dict[str, Entry] = {
     "best of splits": Entry(
         kernel=choose._best_split,
         arguments={
-            "values": F32, "ids": I32, "tokens": I32, "counts": I32, "row_params": I32, "vocab": "i32", "SPLITS": 8,
-            "WIDTH": 8, "COUNT": True,
+            "values": F32,
+            "ids": I32,
+            "tokens": I32,
+            "counts": I32,
+            "row_params": I32,
+            "vocab": "i32",
+            "SPLITS": 8,
+            "WIDTH": 8,
+            "COUNT": True,
         },  # fmt: skip
         warps=1,
     ),
