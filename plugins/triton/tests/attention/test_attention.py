@@ -70,6 +70,7 @@ def test_bidirectional(fields: dict[str, int]) -> None:
     [
         (DType.FLOAT16, DType.FLOAT16, 3e-3),
         (DType.FLOAT32, DType.FLOAT16, 2e-5),
+        (DType.FLOAT16, DType.FLOAT8_E4M3, 3e-3),
     ],
 )
 def test_element_types(dtype: DType, kv_dtype: DType, atol: float) -> None:
