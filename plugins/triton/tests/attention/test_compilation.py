@@ -19,9 +19,8 @@ LINE = re.compile(r"(?P<name>.+) warps=\d+ stages=\d+ shared=(?P<shared>\d+) spi
 def compiled(target: str, *names: str) -> list[re.Match[str]]:
     """What the script says of each kernel; fails with its output where one does not compile."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), target, *names], env=env, capture_output=True, text=True, timeout=1200, check=False
-    )
+    command = [sys.executable, str(SCRIPT), target, *names]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [match for line in done.stdout.splitlines() if (match := LINE.fullmatch(line))]
     assert found, done.stdout
