@@ -1,8 +1,8 @@
 """Compiles the attention kernels ahead of time, no device needed: `python compile_attention.py cuda:90 [NAME ...]`.
 
-A process of its own, since the interpreter of the other tests and the compiler exclude each other. Every entry is what the
-backend would launch on such a device, taken from the table of configurations. Prints a line a kernel: its name, warps, stages,
-bytes of shared memory, and how many registers are spilled where the target's tools tell.
+A process of its own, since the interpreter of the other tests and the compiler exclude each other. Every entry is what
+the backend would launch on such a device, by the table of configurations. Prints a line a kernel: its name, warps,
+stages, bytes of shared memory, and how many registers are spilled where the target's tools tell.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tenon_platforms.ops.sampling import SamplerSpec
 from tenon_platforms.ops.sampling_reference import sampler as reference_sampler
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.shapes import GREEDY, SamplingMode
-from tenon_triton.ops import noise
+from tenon_triton.ops import choose, noise
 from tenon_triton.ops.sampling import sampler
 
 pytestmark = pytest.mark.unit
@@ -162,7 +162,8 @@ def test_noise_is_the_contracts_bit_for_bit(seed: int, position: int) -> None:
     np.testing.assert_allclose(values.numpy(), true_gumbel(wanted), rtol=1e-6, atol=1e-6)
 
 
-def test_draws_follow_the_softmax() -> None:
+def test_draws_follow_the_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "PAIRS", 8)  # small tiles: the interpreter is slow
     vocab, draws = 6, 500
     logits = torch.linspace(-2, 1, vocab)
     batch = batch_of(draws, DRAW, {}, seed=11)
