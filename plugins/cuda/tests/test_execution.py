@@ -42,14 +42,14 @@ def test_row_counts_ascend_to_the_most_and_pad_little(most: int) -> None:
     assert list(sizes) == sorted(set(sizes))
     assert sizes[0] == 1
     for before, size in pairwise(sizes):
-        assert size - before <= max(8, before // 8 if before > 64 else 8)
+        assert size - before <= max(8, before // 4)
 
 
 def test_row_counts_are_those_of_the_docstring() -> None:
     assert decode_rows(40) == (1, 2, 4, 8, 16, 24, 32, 40)
     assert decode_rows(5) == (1, 2, 4, 5)
-    assert len(decode_rows(256)) == 35
-    assert decode_rows(1024)[-17:-15] == (512, 544)
+    assert len(decode_rows(256)) == 19
+    assert decode_rows(1024)[-9:-7] == (512, 576)
 
 
 @given(max_rows=st.integers(1, 1100), share=st.floats(0, 1))
@@ -59,7 +59,13 @@ def test_every_decode_step_has_a_static_key_that_holds_it(max_rows: int, share: 
     need = ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=17)
     key = policy.key(need)
     assert key.static and key.rows >= rows and key.tokens == key.logits == key.rows
-    assert key in list(policy.eager_keys())
+    assert key in [*policy.eager_keys(), *policy.lazy_keys()]
+
+
+def test_powers_of_two_and_the_most_are_captured_at_the_start() -> None:
+    policy, _ = policy_of(40)
+    assert {key.rows for key in policy.eager_keys()} == {1, 2, 4, 8, 16, 32, 40}
+    assert {key.rows for key in policy.lazy_keys()} == {24}
 
 
 def test_prefills_are_not_padded() -> None:

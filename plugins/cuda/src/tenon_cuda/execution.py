@@ -1,19 +1,21 @@
 """The execution socket of the CUDA platform: decode steps are captured graphs, prefills run eagerly.
 
-    rows   1 2 4 8 16 24 ... 256 | 272 ... 512 | 544 ... 1024 | 1088 ...      a captured size each
-    mode   greedy and plain sampling at the start; any other when a batch first needs it
+    rows   1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...     a captured size each
+    mode   greedy and plain sampling; any other when a batch first needs it
 
-Padding to the next size costs at most 7 rows in 64; a graph costs a few megabytes and some milliseconds. A step of a
-captured key is one packed copy and one replay: forward, sampling and the rows' update lie in one graph.
+At the start the powers of two and the largest size are recorded, the others when a step first needs them: a recording
+takes some hundredths of a second, and all of them would be most of a start. A row of padding reads one block and costs
+next to nothing. A step of a captured key is one packed copy and one replay: forward, sampling and the rows' update lie
+in one graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tenon_platforms.execution import EagerExecutable, EngineLimits, Executable, Execution
-from tenon_platforms.shapes import DynamicShapes, LatticeShapes, ScheduleLimits, ShapePolicy
+from tenon_platforms.shapes import DynamicShapes, LatticeShapes, ScheduleLimits, ShapeKey, ShapePolicy
 
 from .graphs import CaptureExecutable, GraphPool, GraphRecorder, Recorder
 from .options import CUDAOptions
@@ -26,7 +28,20 @@ if TYPE_CHECKING:
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 8192
 LARGE_MEMORY = 64 << 30  # bytes of a card that has the speed for the larger budget
 FIRST_ROWS = (1, 2, 4)
-ROW_STEPS = ((256, 8), (512, 16), (1024, 32), (1 << 30, 64))  # (up to, step)
+ROW_STEPS = ((64, 8), (128, 16), (512, 32), (1024, 64), (1 << 30, 128))  # (up to, step)
+
+
+class CaptureLattice(LatticeShapes):
+    """A lattice whose powers of two and largest size are captured at the start, the rest lazily."""
+
+    def eager_keys(self) -> Iterator[ShapeKey]:
+        return (key for key in LatticeShapes.eager_keys(self) if self._is_first(key))
+
+    def lazy_keys(self) -> Iterator[ShapeKey]:
+        return (key for key in LatticeShapes.eager_keys(self) if not self._is_first(key))
+
+    def _is_first(self, key: ShapeKey) -> bool:
+        return key.rows & (key.rows - 1) == 0 or key.rows == self.decode_rows[-1]
 
 
 class CUDAExecution(Execution):
@@ -50,7 +65,7 @@ class CUDAExecution(Execution):
         if not self._captures:
             return DynamicShapes(limits=schedule)
         rows = min(limits.max_rows, self._settings.graph_rows or limits.max_rows)
-        return LatticeShapes(limits=schedule, decode_rows=decode_rows(rows))
+        return CaptureLattice(limits=schedule, decode_rows=decode_rows(rows))
 
     def executable(self, fn: Callable[[Any], Any], *, name: str) -> Executable:
         if not self._captures:

