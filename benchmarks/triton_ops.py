@@ -23,22 +23,28 @@ from torch import Tensor
 
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, SamplingBatch
 from tenon_platforms.dtypes import DType
+from tenon_platforms.kernel import Kernel
 from tenon_platforms.noise import sequence_key
+from tenon_platforms.ops.linear import Dense
 from tenon_platforms.ops.linear_reference import quantize_fp8
+from tenon_platforms.ops.moe import MoESpec
+from tenon_platforms.ops.moe_reference import moe_layer as moe_reference
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec
 from tenon_platforms.ops.rope_reference import rope_table
-from tenon_platforms.ops.sampling import SamplerSpec
+from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.sampling_reference import sampler as reference_sampler
 from tenon_platforms.ops.table import OpTable
+from tenon_platforms.ops.weights import MoEWeights
 from tenon_platforms.shapes import GREEDY, SamplingMode
 from tenon_triton.attention.kv_cache import LAYOUT_ID
-from tenon_triton.ops import float8, linear, mlp, norm, rope_kv, sampling
+from tenon_triton.ops import float8, linear, logprobs, mlp, moe, norm, rope_kv, sampling
 from tenon_triton.ops.gemv import gemv
 from tenon_triton.ops.linear_table import Gemv, Library, LinearTable, Rule, Tiles, Way
 
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
+HALF = Dense(stored=DType.BFLOAT16)
 CACHE = 256 << 20  # bytes of weights to rotate through
 SHAPES = {  # name: (out, in)
     "8b.qkv": (6144, 4096), "8b.out": (4096, 4096), "8b.gate_up": (28672, 4096), "8b.down": (4096, 14336),
@@ -346,6 +352,35 @@ def rest() -> None:
             line.append(f"{tokens}: {took:.1f} ({moved / took / 1e6:.2f})")
         say(f"rope_kv {heads}/{kv_heads} normed={normed} us (TB/s):", " | ".join(line))
     samplers()
+    mixtures(MoESpec(hidden=2048, intermediate=768, num_experts=128, top_k=8, renormalize=True, activation="silu",
+                     gate=HALF, up=HALF, down=HALF, dtype=DType.BFLOAT16), (1, 2, 4, 16, 64, 256, 4096))  # fmt: skip
+
+
+def mixtures(spec: MoESpec, sizes: Sequence[int]) -> None:
+    """A 30B model's experts (3 B active): error against the reference, and the bytes of the experts that are hit."""
+    kernel, reference = moe.moe_layer(spec), moe_reference(spec, OpTable(platform="reference"))
+    assert isinstance(kernel, Kernel)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, device=DEVICE, dtype=BF16) * 0.05
+
+    experts, inner, hidden = spec.num_experts, spec.intermediate, spec.hidden
+    held = [
+        kernel.bind(MoEWeights(router=draw(experts, hidden), gate={"weight": draw(experts, inner, hidden)},
+                               up={"weight": draw(experts, inner, hidden)},
+                               down={"weight": draw(experts, hidden, inner)}))
+        for _ in range(2)
+    ]  # fmt: skip
+    line = []
+    for tokens in sizes:
+        x = torch.randn(tokens, hidden, device=DEVICE, dtype=BF16)
+        wrong = error(kernel.run(x, held[0]), reference.run(x, held[0])) if tokens <= 256 else 0.0
+        took = timed([lambda w=w: kernel.run(x, w) for w in held])
+        hit = experts * (1 - (1 - spec.top_k / experts) ** tokens)  # of evenly spread tokens
+        moved = hit * 3 * inner * hidden * 2
+        record("moe", "30b", tokens, took, moved, error=wrong)
+        line.append(f"{tokens}: {took:.0f} ({moved / took / 1e6:.2f}) error {wrong:.1e}")
+    say("moe 128 experts, 8 a token, us (TB/s):", " | ".join(line))
 
 
 def samplers() -> None:
@@ -362,6 +397,12 @@ def samplers() -> None:
                     record("sampling", f"{name} {vocab} peaked={peaked}", num, took[-1], logits.nbytes)
                 line.append(f"{num}: {took[0]:.0f}/{took[1]:.0f}")
             say(f"sampling {vocab} {name} us flat/peaked:", " | ".join(line))
+        logprobs_of, line = logprobs.token_logprobs(TokenLogprobsSpec(vocab_size=vocab)).run, []
+        for num in (1, 64, 256):
+            logits, tokens = logits_of(num, vocab, peaked=True), torch.zeros(num, dtype=torch.int32, device=DEVICE)
+            took_both = [timed([lambda k=k: logprobs_of(logits, tokens, k)] * 2, 3) for k in (0, 5)]
+            line.append(f"{num}: {took_both[0]:.0f}/{took_both[1]:.0f}")
+        say(f"logprobs {vocab} us, 0/5 best:", " | ".join(line))
 
 
 def main() -> None:
