@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tiny_models import TinyModel, make_tiny
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason
 from tenon_platforms.builtin.reference.platform import ReferencePlatform
+from tenon_platforms.capabilities import Capabilities, Determinism
+from tenon_platforms.device import Device
 from tenon_platforms.errors import ConfigError, DeviceError, TenonError
 from tenon_plugin_sdk.sim.platform import SimPlatform
 
@@ -222,7 +225,14 @@ def test_too_little_memory_says_so(tiny: Any) -> None:
 def test_kernels_that_cannot_be_traced_are_refused(tiny: Any) -> None:
     model, _ = tiny("llama")
     with pytest.raises(ConfigError, match="cannot be compiled"):
-        engine_on(SimPlatform(), model, batch_invariant=True)
+        engine_on(Overpromising(), model, batch_invariant=True)
+
+
+class Overpromising(SimPlatform):
+    """Claims batch invariance, which only reference kernels have, and those read device values."""
+
+    def capabilities(self, device: Device) -> Capabilities:
+        return replace(super().capabilities(device), determinism=Determinism.BATCH)
 
 
 @pytest.mark.parametrize("racy", [False, True])

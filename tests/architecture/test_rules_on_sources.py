@@ -22,11 +22,6 @@ PYPROJECT = {
     "tenon_triton": ROOT / "plugins" / "triton" / "pyproject.toml",
 }
 Plant = Callable[..., list[Source]]
-# Capabilities that the core obeys without reading them, and why.
-NOT_READ = {
-    "index_dtype": "the core passes int32 everywhere, which the simulated device checks on every tensor",
-    "determinism": "batch invariance is decided kernel by kernel, from their flags",
-}
 
 
 @pytest.fixture
@@ -202,8 +197,7 @@ def test_every_hook_is_fired_by_core() -> None:
 
 def test_every_capability_is_read_by_core() -> None:
     found = callers.capability_violations(python_of(ours("tenon_platforms")), python_of(ours("tenon_core")))
-    known = [f"capability {name!r} is read by nothing in the core" for name in NOT_READ]
-    assert found == known, report(found)
+    assert not found, report(found)
 
 
 def test_every_reference_can_be_imported() -> None:

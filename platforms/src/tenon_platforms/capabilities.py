@@ -26,6 +26,8 @@ class Capabilities:
 
     dtypes: of weights and activations, best first; "auto" takes the checkpoint's where listed, else the first.
     schemes: quantization scheme id -> "native" | "emulated" | "dequantize"; a prefix ending in * matches.
+    index_dtype: of what indexes on the device; the KV pool's slots and a step's tokens are kept within it and int32.
+    determinism: what is promised; `--batch-invariant` is refused without BATCH.
     refused: request feature (`sampling.validate.features_of`) -> reason.
     """
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tenon_core.engine.scheduler import DefaultScheduler, Schedule, SchedulerContext
+from tenon_core.engine.schedule import Schedule, SchedulerContext
+from tenon_core.engine.scheduler import DefaultScheduler
 from tenon_core.engine.sequence import Sequence
 
 

@@ -33,13 +33,15 @@ from tenon_platforms.ops.table import OpTable
 from tenon_platforms.platform import Platform
 from tenon_platforms.shapes import ShapePolicy
 
+from .block_allocator import BlockAllocator
 from .deltas import DeltaBuilder
 from .engine import Engine
 from .grammars import Grammars
 from .kv_memory import KVMemory
 from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
-from .scheduler import SchedulerContext
+from .promises import check_determinism, check_indices, max_blocks_of
+from .schedule import Scheduler, SchedulerContext
 
 if TYPE_CHECKING:
     from tenon_core.sampling.grammar import Vocabulary
@@ -98,6 +100,22 @@ class Sockets:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What makes the parts that configuration names. Third parties register theirs in the same way as we do ours."""
+
+    scheduler: Callable[[SchedulerContext], Scheduler]
+    block_allocator: Callable[..., BlockAllocator]
+
+    @classmethod
+    def named(cls, config: EngineConfig) -> Parts:
+        """Raises `ConfigError` for a name that nobody registered, `PluginError` for one that does not load."""
+        return cls(
+            scheduler=load_registered(SCHEDULERS, config.scheduler.scheduler),
+            block_allocator=load_registered(BLOCK_ALLOCATORS, config.cache.block_allocator),
+        )
+
+
 def assemble(
     config: EngineConfig,
     sockets: Sockets,
@@ -109,6 +127,8 @@ def assemble(
     on_read: Callable[[str], None] = lambda name: None,
 ) -> Assembled:
     """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy."""
+    parts = Parts.named(config)  # before the weights are read
+    check_determinism(config, sockets.capabilities, sockets.platform.name)
     device, spec = sockets.device, source.spec
     table = OpTable(
         platform=sockets.platform.name,
@@ -151,7 +171,13 @@ def assemble(
             " chunked prefill a sequence that lost its blocks is computed again in one step",
             remedy="raise --max-num-batched-tokens, lower --max-model-len, or leave out --no-enable-chunked-prefill",
         )
-    memory = _plan_memory(config, device, model, policy, dtype, block_size, max_rows * max_blocks)
+    memory = _plan_memory(config, sockets, model, policy, dtype, block_size, max_rows * max_blocks)
+    check_indices(
+        sockets.capabilities,
+        num_blocks=memory.num_blocks,
+        block_size=block_size,
+        max_tokens=policy.limits.max_tokens,
+    )
     _allocate_caches(model, memory.num_blocks, block_size)
     depth = 1 if config.scheduler.overlap and device.is_async else 0
     runner = Runner(
@@ -169,7 +195,9 @@ def assemble(
         ),
     )
     _check_traceable(table, sockets)
-    engine = _engine(config, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth)
+    engine = _engine(
+        config, parts, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth
+    )
     return Assembled(
         engine=engine,
         runner=runner,
@@ -184,6 +212,7 @@ def assemble(
 
 def _engine(
     config: EngineConfig,
+    parts: Parts,
     sockets: Sockets,
     source: ModelSource,
     runner: Runner,
@@ -197,7 +226,7 @@ def _engine(
     groups = runner.model.groups
     max_rows = min(config.scheduler.max_num_seqs, policy.limits.max_rows)
     table = RowTable(max_rows=max_rows, max_len=max_model_len, num_groups=len(groups), max_blocks=max_blocks)
-    allocator = load_registered(BLOCK_ALLOCATORS, config.cache.block_allocator)(num_blocks=plan.num_blocks)
+    allocator = parts.block_allocator(num_blocks=plan.num_blocks)
     cache = PrefixCache(
         allocator=allocator,
         block_size=block_size,
@@ -212,7 +241,7 @@ def _engine(
         max_chunk=policy.limits.max_tokens,
     )
     context = SchedulerContext(table=table, memory=memory, limits=policy.limits)
-    scheduler = load_registered(SCHEDULERS, config.scheduler.scheduler)(context)
+    scheduler = parts.scheduler(context)
     facts = ModelFacts(
         model=source.name,
         vocab_size=source.spec.vocab_size,
@@ -282,7 +311,7 @@ def _block_size(config: EngineConfig, backends: list[AttentionBackend]) -> int:
 
 def _plan_memory(
     config: EngineConfig,
-    device: Device,
+    sockets: Sockets,
     model: Model,
     policy: ShapePolicy,
     dtype: DType,
@@ -298,12 +327,12 @@ def _plan_memory(
         )
     layers = max((len(group.layers) for group in model.groups), default=0)
     return plan_memory(
-        memory=device.memory(),
-        share=config.cache.memory_utilization or device.memory_share,
+        memory=sockets.device.memory(),
+        share=config.cache.memory_utilization or sockets.device.memory_share,
         weights=model.weight_bytes,
         activations=activation_bytes(model.spec, policy.limits, dtype.num_bytes),
         block=max(per_layer.pop() * layers, 1),
-        wanted_blocks=useful_rows * len(model.groups) + 1,
+        wanted_blocks=min(useful_rows * len(model.groups) + 1, max_blocks_of(sockets.capabilities, block_size)),
         num_blocks=config.cache.num_blocks,
         kv_bytes=config.cache.kv_cache_memory,
     )

@@ -15,7 +15,7 @@ from tenon_platforms.shapes import SamplingMode
 
 from .kv_memory import KVMemory
 from .row_params import ModeUnion, row_start, sampling_mode
-from .scheduler import Chunk, Schedule
+from .schedule import Chunk, Schedule
 from .sequence import Sequence
 
 Int32 = npt.NDArray[np.int32]

@@ -27,7 +27,7 @@ from .kv_memory import KVMemory
 from .messages import EngineStats, Finished, FinishReason, GenerateRequest, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
-from .scheduler import Schedule, Scheduler
+from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
 LOG = logging.getLogger(__name__)

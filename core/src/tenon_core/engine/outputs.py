@@ -19,7 +19,7 @@ from .deltas import prompt_targets
 from .grammars import Constraint
 from .kv_memory import KVMemory
 from .messages import Finished, FinishReason, PromptInfo, StepUpdate, TokenLogprobs
-from .scheduler import Schedule, Scheduler
+from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
 Int32 = npt.NDArray[np.int32]

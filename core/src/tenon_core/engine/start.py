@@ -40,7 +40,7 @@ from tenon_platforms.platform import Platform
 from tenon_platforms.selection import SelectionRequest, load_selected, select
 from tenon_platforms.version import contract_version_text
 
-from .assembly import Assembled, ModelSource, Sockets, assemble
+from .assembly import Assembled, ModelSource, Parts, Sockets, assemble
 from .engine import Engine
 from .messages import FinishReason, GenerateRequest
 from .plan import ResolvedPlan, kernel_map
@@ -97,6 +97,7 @@ def start_with_report(
 ) -> tuple[Engine, StartReport]:
     """As `start_engine`, with what was decided on the way."""
     clock = _Clock(on_phase=on_phase or (lambda name, seconds: None))
+    Parts.named(config)  # a wrong name is told before anything is downloaded
     with clock.phase("select platform"):
         platform, manifest = select_platform(config)
         sockets = Sockets.open(platform)

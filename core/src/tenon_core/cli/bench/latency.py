@@ -10,8 +10,8 @@ from tenon_core.cli.flags import ENGINE_SECTIONS, SectionedCommand, config_flags
 from tenon_core.cli.logs import start_logging
 from tenon_core.cli.output import print_json, print_table
 
-from .distribution import DEFAULT_PERCENTILES, describe, parse_percentiles
-from .options import random_ids
+from .distribution import describe, parse_percentiles
+from .options import random_ids, with_json, with_percentiles, with_seed
 from .workload import Workload
 
 METRICS = ("latency_ms", "ttft_ms", "tpot_ms")
@@ -23,9 +23,9 @@ METRICS = ("latency_ms", "ttft_ms", "tpot_ms")
 @click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens.")
 @click.option("--num-iters-warmup", type=click.IntRange(0), default=2, show_default=True, help="Untimed batches.")
 @click.option("--num-iters", type=click.IntRange(1), default=10, show_default=True, help="Timed batches.")
-@click.option("--bench-seed", type=int, default=0, show_default=True, help="Of the prompts.")
-@click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_seed
+@with_percentiles
+@with_json
 @config_flags(*ENGINE_SECTIONS)
 def latency(
     batch_size: int,

@@ -1,4 +1,4 @@
-"""Flags that the benchmarks share: what is asked."""
+"""Flags that the benchmarks share: what is asked, and how it is told."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Any, TypeVar
 
 import click
 
+from .distribution import DEFAULT_PERCENTILES
 from .workload import ID_RANGE, Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OPTIONS = (
+with_seed = click.option("--bench-seed", type=int, default=0, show_default=True, help="Of prompts and arrival times.")
+with_percentiles = click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
+with_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+with_ignore_eos = click.option(
+    "--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Generate to the full length."
+)
+WORKLOAD = (
     click.option(
         "--dataset-path",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -44,13 +51,13 @@ OPTIONS = (
         show_default=True,
         help="Random lengths vary by this share, both ways.",
     ),
-    click.option("--bench-seed", type=int, default=0, show_default=True, help="Of prompts and arrival times."),
+    with_seed,
 )
 
 
 def workload_options(function: F) -> F:
     """Decorator: the flags `workload_of` reads."""
-    for option in reversed(OPTIONS):
+    for option in reversed(WORKLOAD):
         function = option(function)
     return function
 

@@ -14,8 +14,8 @@ import click
 from tenon_core.cli.output import print_json, print_pairs, print_table
 from tenon_platforms.errors import DeviceError
 
-from .distribution import DEFAULT_PERCENTILES, describe, parse_percentiles
-from .options import random_ids, workload_of, workload_options
+from .distribution import describe, parse_percentiles
+from .options import random_ids, with_ignore_eos, with_json, with_percentiles, workload_of, workload_options
 
 METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 
@@ -37,7 +37,7 @@ METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 )
 @click.option("--max-concurrency", type=click.IntRange(0), default=0, help="Most requests under way; 0: no limit.")
 @click.option("--warmups", type=click.IntRange(0), default=1, show_default=True, help="Requests sent before, not told.")
-@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Generate to the full length.")
+@with_ignore_eos
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Of the requests.")
 @click.option("--random-text", is_flag=True, help="Random prompts as words, for servers that take no token ids.")
 @click.option(
@@ -46,9 +46,9 @@ METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 @click.option(
     "--vocab-size", type=click.IntRange(2), default=1000, show_default=True, help="Random token ids lie below this."
 )
-@click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
+@with_percentiles
 @click.option("--save-result", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON here too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_json
 @workload_options
 def serve(**values: Any) -> int:
     """Load a running OpenAI server and report throughput and latencies."""

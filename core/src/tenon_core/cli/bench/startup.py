@@ -21,6 +21,7 @@ from tenon_core.cli.output import print_json, print_table
 from tenon_core.config import EngineConfig
 from tenon_platforms.errors import DeviceError, TenonError
 
+from .options import with_json
 from .served_start import time_server
 
 LAST_LINES = 15
@@ -30,7 +31,7 @@ LAST_LINES = 15
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Processes started, one by one.")
 @click.option("--server", is_flag=True, help="Start `tenon serve` and ask over HTTP.")
 @click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds a start may take.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_json
 @config_flags(*ENGINE_SECTIONS)
 def startup(runs: int, server: bool, timeout: float, as_json: bool, **values: Any) -> None:
     """Time a start: process, imports, phases, first token."""

@@ -14,18 +14,18 @@ from tenon_core.cli.flags import ENGINE_SECTIONS, SectionedCommand, config_flags
 from tenon_core.cli.logs import start_logging
 from tenon_core.cli.output import print_json, print_pairs
 
-from .distribution import DEFAULT_PERCENTILES, describe, parse_percentiles
-from .options import random_ids, workload_of, workload_options
+from .distribution import describe, parse_percentiles
+from .options import random_ids, with_ignore_eos, with_json, with_percentiles, workload_of, workload_options
 
 
 @click.command(cls=SectionedCommand)
 @workload_options
 @click.option("--warmups", type=click.IntRange(0), default=1, show_default=True, help="Untimed runs of a few requests.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Of the requests.")
-@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Generate to the full length.")
+@with_ignore_eos
 @click.option("--engine-only", is_flag=True, help="Tokens in, tokens out: no tokenizer, no detokenizing.")
-@click.option("--percentiles", default=DEFAULT_PERCENTILES, show_default=True, help="Which to tell.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_percentiles
+@with_json
 @config_flags(*ENGINE_SECTIONS)
 def throughput(
     warmups: int,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenon_platforms.errors import ConfigError
-from tenon_platforms.model import Head, Layer, ModelSpec, NormSpec
+from tenon_platforms.model import Head, Layer, ModelSpec, MoE, NormSpec
 from tenon_platforms.ops.rope import RopeScaling, RopeSpec
 
 _ACTIVATIONS = {
@@ -101,12 +101,18 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
     return query, keys
 
 
-def top_k(config: Mapping[str, Any], experts: int) -> int:
-    """Experts that each token goes through."""
-    count = positive(config, "num_experts_per_tok")
-    if count > experts:
-        raise ConfigError(f"the model's config has num_experts_per_tok = {count}, but only {experts} experts")
-    return count
+def moe(config: Mapping[str, Any], count_key: str, width_key: str, *, renormalize: bool) -> MoE:
+    """Gated MLPs of which each token goes through `num_experts_per_tok`."""
+    count, used = positive(config, count_key), positive(config, "num_experts_per_tok")
+    if used > count:
+        raise ConfigError(f"the model's config has num_experts_per_tok = {used}, but only {count} experts")
+    return MoE(
+        intermediate=positive(config, width_key),
+        num_experts=count,
+        top_k=used,
+        renormalize=renormalize,
+        activation=activation(config),
+    )
 
 
 def max_positions(config: Mapping[str, Any], default: int) -> int:

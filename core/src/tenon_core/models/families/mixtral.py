@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tenon_platforms.model import AttentionMixer, Layer, ModelSpec, MoE
+from tenon_platforms.model import AttentionMixer, Layer, ModelSpec
 
 from ..family import Family, WeightNames
 from . import common
@@ -18,7 +18,7 @@ BLOCK = "model.layers.{i}.block_sparse_moe"
 def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
     """The `ModelSpec` of a Mixtral configuration."""
     dim, (query, keys) = common.head_dim(config), common.heads(config)
-    norm, experts = common.norm(config, 1e-5), common.positive(config, "num_local_experts")
+    norm = common.norm(config, 1e-5)
     layer = Layer(
         mixer=AttentionMixer(
             num_heads=query,
@@ -28,13 +28,7 @@ def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
             rope=common.rope(config, dim, max_positions, base=ROPE_BASE),
             sliding_window=window(config, 0),
         ),
-        ffn=MoE(
-            intermediate=common.positive(config, "intermediate_size"),
-            num_experts=experts,
-            top_k=common.top_k(config, experts),
-            renormalize=True,
-            activation=common.activation(config),
-        ),
+        ffn=common.moe(config, "num_local_experts", "intermediate_size", renormalize=True),
         pre_mixer=norm,
         pre_ffn=norm,
     )
