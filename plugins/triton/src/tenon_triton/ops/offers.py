@@ -1,7 +1,11 @@
-"""Every kernel of this folder as an offer, for platforms whose torch device runs Triton. Attention is offered apart."""
+"""Every kernel of this folder as an offer, for platforms whose torch device runs Triton. Attention is offered apart.
+
+A platform calls `register` and adds nothing of its own to it: what is offered, and with which features, stands here.
+"""
 
 from __future__ import annotations
 
+from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import ActivationMulSpec, GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
@@ -15,21 +19,33 @@ from . import gated_mlp, linear, logprobs, mlp, moe, norm, rope_kv, rows, sampli
 from .linear import LinearPolicy
 
 NORM = {"rms_norm.weight_offset"}
+MASK = {"sampler.grammar_mask"}
+HEAD = "head"  # the part whose error is a logit's
 
 
-def register(table: OpTable, policy: LinearPolicy) -> None:
-    """Offer the kernels. `policy`: how linears are computed on the platform's device."""
-    invariant = policy.one_tile()
-    table.offer(RMSNormSpec, "triton rows", norm.rms_norm, features=NORM)
-    table.offer(AddRMSNormSpec, "triton rows", norm.add_rms_norm, features=NORM)
-    table.offer(ActivationMulSpec, "triton", mlp.activation_mul)
-    table.offer(QKNormRopeKVWriteSpec, "triton", rope_kv.qk_norm_rope_kv_write, features=NORM)
-    table.offer(PrepareInputsSpec, "triton", rows.prepare_inputs)
-    table.offer(RowWritesSpec, "triton", rows.row_writes)
-    table.offer(SamplerSpec, "triton", sampling.sampler, features={"sampler.grammar_mask"})
-    table.offer(TokenLogprobsSpec, "triton", logprobs.token_logprobs)
-    table.offer(MoESpec, "triton grouped", moe.moe_layer)
-    table.offer(MergedLinearSpec, "triton by table", lambda spec: linear.merged_linear(spec, policy), priority=1)
-    table.offer(MergedLinearSpec, "triton one tile", lambda spec: linear.merged_linear(spec, invariant))
-    table.offer(GatedMLPSpec, "triton by table", lambda spec: gated_mlp.gated_mlp(spec, policy), priority=1)
-    table.offer(GatedMLPSpec, "triton one tile", lambda spec: gated_mlp.gated_mlp(spec, invariant))
+def register(table: OpTable, policy: LinearPolicy, *, head: LinearPolicy | None = None, priority: int = 0) -> None:
+    """Offer the kernels. Raises `PluginError` where an offer's name is taken.
+
+    policy: how linears are computed on the platform's device; one tile is chosen where the table wants rows that do not
+    depend on the batch. head: the same for the head, where it differs. priority: of every offer.
+    """
+    policy, head = (one.one_tile() if table.batch_invariant else one for one in (policy, head or policy))
+
+    def merged(spec: MergedLinearSpec) -> Kernel | No:
+        return linear.merged_linear(spec, head if any(part.name == HEAD for part in spec.parts) else policy)
+
+    def gated(spec: GatedMLPSpec) -> Kernel | No:
+        return gated_mlp.gated_mlp(spec, policy)
+
+    table.offer(MergedLinearSpec, "triton.linear", merged, priority=priority)
+    table.offer(GatedMLPSpec, "triton.gated_mlp", gated, priority=priority)
+    table.offer(MoESpec, "triton.moe", moe.moe_layer, priority=priority)
+    table.offer(ActivationMulSpec, "triton.activation_mul", mlp.activation_mul, priority=priority)
+    table.offer(RMSNormSpec, "triton.rms_norm", norm.rms_norm, features=NORM, priority=priority)
+    table.offer(AddRMSNormSpec, "triton.add_rms_norm", norm.add_rms_norm, features=NORM, priority=priority)
+    rotation = rope_kv.qk_norm_rope_kv_write
+    table.offer(QKNormRopeKVWriteSpec, "triton.rope_kv", rotation, features=NORM, priority=priority)
+    table.offer(PrepareInputsSpec, "triton.prepare_inputs", rows.prepare_inputs, priority=priority)
+    table.offer(RowWritesSpec, "triton.row_writes", rows.row_writes, priority=priority)
+    table.offer(SamplerSpec, "triton.sampler", sampling.sampler, features=MASK, priority=priority)
+    table.offer(TokenLogprobsSpec, "triton.token_logprobs", logprobs.token_logprobs, priority=priority)
