@@ -60,6 +60,9 @@ def test_a_package_imports_only_what_it_declares(package: str) -> None:
         ("tenon_core", "import transformers"),
         ("tenon_cpu", "from tenon_core import LLM"),
         ("tenon_cpu", "import tenon_plugin_sdk"),
+        ("tenon_cpu", "import tenon_triton"),
+        ("tenon_triton", "import tenon_cuda"),
+        ("tenon_triton", "import pynvml"),
         ("tenon_plugin_sdk", "from tenon_core.engine.engine import Engine"),
     ],
 )

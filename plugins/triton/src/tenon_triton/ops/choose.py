@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """The best token of every row: greedy, or with Gumbel noise (which draws from the softmax), after the row's cut.
 
 A row is split among programs where rows are few; ties go to the lowest id however it is split. Noise is made only for

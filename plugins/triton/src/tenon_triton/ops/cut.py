@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """Where min-p, top-k and top-p cut a row, without sorting it: a search for the least value that is kept.
 
 What is kept is a prefix of the row in falling order, equal values by rising id, so a value and the last id of those

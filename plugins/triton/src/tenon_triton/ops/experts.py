@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """Kernels of a mixture of experts: routing, sorting, grouped products, the weighted sum.
 
 An *assignment* is one of a token's top_k experts: number token * top_k + place. Sorted, assignments of one expert fill

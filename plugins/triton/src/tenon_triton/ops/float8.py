@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """Rows as float8_e4m3fn with one float32 scale a row: what FP8 linears multiply.
 
     scale = max(|row|) / 448 (1 for a row of zeros);   q = round(row / scale);   row ~ q * scale

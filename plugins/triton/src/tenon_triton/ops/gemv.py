@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """x W^T for very few rows: no matrix unit, every weight read once at the memory's speed.
 
 A program owns ROWS rows of the weight and walks along them in blocks of BLOCK, all rows of x at once; products and sums

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """Log-probabilities of given tokens, their ranks and the best few, in two launches over a row split among programs.
 
 First every part's greatest value, sum of exponentials, number of better tokens, and its own best few by repeated

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """The activation of a gated MLP times its other half, in one launch; optionally quantized to FP8 a token.
 
 Rounds where the reference rounds: the activation to its type, then the product.

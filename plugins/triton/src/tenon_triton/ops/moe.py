@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """A mixture of experts: routed in one launch, sorted in one, two grouped products, one sum; nothing on the host.
 
 Few tokens go unsorted, a program for each of a token's experts: below the number of experts hardly any is shared. Which

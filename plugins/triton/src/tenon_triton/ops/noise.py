@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """The contract's noise inside kernels: Threefry-2x32-20 on uint32, and Gumbel noise of its bits.
 
 Source: Salmon et al., SC 2011; `tenon_platforms.noise` is the definition, bit for bit. One call makes the noise of two

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 # ruff: noqa: SIM102
 """RMS norms, alone or after the residual add, one program a row; optionally quantized to FP8 in the same launch.
 

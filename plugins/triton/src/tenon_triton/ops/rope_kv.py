@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """What happens to a merged q, k, v output before attention, in one launch: norm per head, rotation, KV write.
 
 A program takes some heads of one token. Rows of its tile are heads: those of q go to the output, those of k and v

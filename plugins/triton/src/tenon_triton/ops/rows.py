@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """The rows' device memory, in one launch each: token ids and KV slots; table entries and parameters."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """What a token's logit becomes before it is chosen, as a device function: edits, grammar mask, penalties, temperature.
 
 In the order and arithmetic of the reference sampler. Computed again wherever it is needed: one more read of half-width

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,import-untyped"
 """x W^T for few rows on the matrix unit: every weight tile read once, the sum over `in` split among programs.
 
 Split sums are kept in float32 and added by whichever program of a tile arrives last, always in the order of the
