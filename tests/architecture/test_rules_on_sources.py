@@ -81,6 +81,12 @@ def test_core_and_contract_name_no_device(package: str) -> None:
     assert not found, report(found)
 
 
+def test_the_kernel_library_names_no_device_but_its_language() -> None:
+    sources = ours("tenon_triton")
+    found = device_names.violations(sources, {(source.name, "triton"): "its language" for source in sources})
+    assert not found, report(found)
+
+
 def test_the_list_of_allowed_device_names_is_empty() -> None:
     assert not device_names.ALLOWED
 

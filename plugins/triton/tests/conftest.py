@@ -1,4 +1,4 @@
-"""Tests of the kernels need triton, which exists for some machines only; the root's conftest.py turns on its interpreter."""
+"""The kernels need triton, which not every machine has; the root conftest.py has turned on its interpreter."""
 
 from __future__ import annotations
 
