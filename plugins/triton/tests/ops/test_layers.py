@@ -25,7 +25,7 @@ from tenon_triton.attention.kv_cache import LAYOUT_ID
 from tenon_triton.ops import float8, mlp, norm, rope_kv, rows
 
 pytestmark = pytest.mark.unit
-ANY = settings(max_examples=20, deadline=None)
+ANY = settings(max_examples=8, deadline=None)
 TYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16}
 
 

@@ -61,7 +61,7 @@ def made(kernel: Kernel | No) -> Kernel:
     return kernel
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     tokens=st.sampled_from([0, 1, 2, 3, 4, 5, 15, 16, 17, 33]),
     outs=st.sampled_from([(7,), (64, 33), (31, 32, 65)]),
@@ -85,7 +85,7 @@ def test_every_way(tokens: int, outs: tuple[int, ...], inner: int, way: Way, sch
     assert error(found, wanted) < (1e-5 if scheme == FULL else 2e-3)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     tokens=st.sampled_from([0, 1, 3, 7, 17]),
     way=st.sampled_from(WAYS[1:5]),

@@ -55,7 +55,7 @@ def compare(tokens: int, num_experts: int, top_k: int, hidden: int, inner: int, 
         assert float((found - wanted).norm() / wanted.norm().clamp_min(1e-9)) < 2e-5
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     tokens=st.sampled_from([0, 1, 2, 7, 16, 17, 33]),
     experts=st.sampled_from([(1, 1), (3, 2), (8, 3), (16, 4), (60, 6)]),
@@ -76,7 +76,7 @@ def test_wider_tiles() -> None:
 
 
 @given(choices=st.lists(st.integers(0, 4), min_size=1, max_size=150), m=st.sampled_from([16, 32]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_sorting_fills_whole_groups(choices: list[int], m: int) -> None:
     order, owner = moe._sorted(torch.tensor(choices, dtype=torch.int32), 5, m)
     seen: list[int] = []

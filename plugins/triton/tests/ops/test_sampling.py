@@ -57,11 +57,11 @@ def both(logits: Tensor, batch: SamplingBatch) -> tuple[list[int], list[int]]:
     return found.tolist(), wanted.tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     data=st.data(),
-    rows=st.integers(1, 4),
-    vocab=st.sampled_from([1, 2, 33, 1000, 2048, 2049, 5001]),
+    rows=st.integers(1, 3),
+    vocab=st.sampled_from([1, 2, 33, 1000, 2048, 2049, 4099]),
     spread=st.sampled_from([0.1, 3.0, 12.0]),
     dtype=st.sampled_from([torch.float32, torch.float16]),
     seed=st.integers(0, 1000),
@@ -86,7 +86,7 @@ def test_tokens_are_the_references(
     assert found == wanted
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data(), vocab=st.sampled_from([31, 64, 2500]), seed=st.integers(0, 1000))
 def test_edits_grammar_and_penalties(data: Any, vocab: int, seed: int) -> None:
     rows, generator = 3, torch.Generator().manual_seed(seed)
@@ -114,12 +114,12 @@ def test_edits_grammar_and_penalties(data: Any, vocab: int, seed: int) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("vocab", [300, 9000])
+@pytest.mark.parametrize("vocab", [300, pytest.param(9000, marks=pytest.mark.full)])
 def test_equal_logits_go_to_the_lowest_ids(vocab: int) -> None:
     logits = torch.zeros(3, vocab)
     logits[:, 100:110] = 5.0
     columns = {RowColumn.TOP_K: [3.0, 1.0, 20.0], RowColumn.TEMPERATURE: [1.0, 0.0, 1.0]}
-    for seed in range(4):
+    for seed in range(2):
         found, wanted = both(logits, batch_of(3, FILTER, columns, seed=seed))
         assert found == wanted
         assert found[0] in (100, 101, 102)
@@ -151,7 +151,7 @@ def _noise(key, position, words, values, n: tl.constexpr):
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31 - 1))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_noise_is_the_contracts_bit_for_bit(seed: int, position: int) -> None:
     key = sequence_key(seed, 3)
     words, values = torch.empty(256, dtype=torch.int32), torch.empty(256)
@@ -162,6 +162,7 @@ def test_noise_is_the_contracts_bit_for_bit(seed: int, position: int) -> None:
     np.testing.assert_allclose(values.numpy(), true_gumbel(wanted), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.full  # the quick profile sees that tokens are the reference's, whose draws the contract's tests look at
 def test_draws_follow_the_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "PAIRS", 8)  # small tiles: the interpreter is slow
     vocab, draws = 6, 500
