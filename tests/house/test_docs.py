@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.e2e
 PAGE = ROOT / "docs" / "writing-a-platform.md"
 BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-OTHERS_FLAGS = {"--device"}  # of programs that are not ours, named in a page
+OTHERS_FLAGS = {"--device", "--pyargs"}  # of programs that are not ours, named in a page
+KIT_FLAGS = {"--level", "--profile", "--report", "--html", "--exceptions"}  # of the conformance kit, for pytest
+YAML = re.compile(r"^```yaml\n# \S+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)")
 RUN = """
 import json, sys
@@ -81,6 +84,23 @@ def test_the_platform_of_the_page_serves_a_model(
         assert_greedy_equal(tokens, reference_of("llama"), prompt, label="the page's platform")
 
 
+def test_the_platform_of_the_page_is_held_to_the_kit(thing: Path, tmp_path: Path) -> None:
+    """The page's suite passes; the page's exception is not needed, so with it the same run fails."""
+    (exceptions,) = YAML.findall(PAGE.read_text())
+    file = tmp_path / "conformance.yaml"
+    file.write_text(exceptions)
+    search = os.pathsep.join([str(thing), *sys.path])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tenon_plugin_sdk.conformance.plugin"]
+    command += ["-p", "no:cacheprovider", "--rootdir", str(thing), str(thing / "tests" / "test_conformance.py")]
+    command += ["-k", "L1 or manifest or patches or L2/rms_norm or lattice"]
+    for extra, code, said in (([], 0, "thing conforms up to L3"), (["--exceptions", str(file)], 1, "1 failed")):
+        done = subprocess.run(
+            [*command, *extra], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": search}
+        )
+        assert done.returncode == code, done.stdout[-4000:] + done.stderr[-2000:]
+        assert said in done.stdout
+
+
 @pytest.mark.parametrize("name", ["platform.py", "device.py", "ops/offers.py"])
 def test_the_code_of_the_page_passes_the_linter(thing: Path, name: str) -> None:
     file = thing / "tenon_thing" / name
@@ -116,7 +136,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_flags_named_in_a_page_exist(name: str) -> None:
     lines = (ROOT / "tests" / "surfaces" / "cli_flags.txt").read_text().splitlines()
     known = {word for line in lines for word in line.split() if word.startswith("--")}
-    named = set(FLAG.findall((ROOT / name).read_text())) - OTHERS_FLAGS
+    named = set(FLAG.findall((ROOT / name).read_text())) - OTHERS_FLAGS - KIT_FLAGS
     assert not named - known - {"--help"}, f"{name} names flags that do not exist: {sorted(named - known)}"
 
 

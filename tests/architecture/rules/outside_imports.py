@@ -21,6 +21,7 @@ else:
 STANDARD = sys.stdlib_module_names | {"tomllib"}
 # distribution -> modules, where they are called otherwise
 MODULES = {
+    "pyyaml": {"yaml"},
     "pyzmq": {"zmq"},
     "importlib-metadata": {"importlib_metadata"},
     "huggingface-hub": {"huggingface_hub"},

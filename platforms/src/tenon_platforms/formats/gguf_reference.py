@@ -34,7 +34,7 @@ def dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     step = max(CHUNK_ELEMENTS // kind.elements, 1)
     for part, target in zip(each.split(step), values.split(step), strict=True):
         target.copy_(_DECODERS[type_name](part, wide))
-    return values.view(*lead, -1)
+    return values.view(*lead, blocks.shape[-1] // kind.bytes * kind.elements)
 
 
 def quantize_q8_0(values: Tensor) -> Tensor:

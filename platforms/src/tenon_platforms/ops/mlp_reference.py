@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
-    "gelu": gelu,
+    # torch computes a strided gelu with another library than a contiguous one: bits would hang on the batch
+    "gelu": lambda x: gelu(x.contiguous()),
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
     "relu": relu,
 }

@@ -126,6 +126,8 @@ class SimAttention(AttentionBackend):
             q = query.view(1, tokens, kv_heads, -1, dim)
         unused = ~visible.any(dim=1)[:, None, :, None]  # never let an unwritten slot's NaN through 0 * NaN
         k, v = context.float().masked_fill(unused, 0).unbind(0)  # [batch, kv heads, length, dim]
+        lost = ~v.isfinite().all(dim=-1)  # a row's own NaN must not reach rows that weigh it with zero
+        v = v.masked_fill(lost[..., None], 0)
         scores = torch.einsum("bqhgd,bhld->bhgql", q.float(), k) * spec.scale
         if spec.soft_cap:
             scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
@@ -136,6 +138,8 @@ class SimAttention(AttentionBackend):
         else:
             weights = scores.softmax(dim=-1)
         mixed = torch.einsum("bhgql,bhld->bqhgd", weights, v)
+        sees = (visible[:, None] & lost[:, :, None]).any(dim=-1)  # [batch, kv heads, query]
+        mixed = mixed.masked_fill(sees.transpose(1, 2)[..., None, None], torch.nan)
         return mixed.reshape(tokens, heads, dim).to(query.dtype)
 
     def _visible(self, place: Tensor, position: Tensor, seq_len: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def sampler(spec: SamplerSpec, table: OpTable) -> Kernel:
         if mode.edits or mode.penalties or mode.grammar:
             tokens: Tensor = reference.run(logits, batch)
             return tokens
-        if not mode.noise:
+        if not mode.noise or not logits.shape[0]:
             return logits.argmax(-1).to(torch.int32)
         logits = logits.float()
         temperature = _float(batch, RowColumn.TEMPERATURE)

@@ -1,0 +1,1 @@
+"""One module a level: its checks."""

@@ -1,0 +1,1 @@
+"""Level 2, ops: every op id against float64, one module a kind of op."""

@@ -1,0 +1,14 @@
+"""Level 2: every op id, against float64 from the same quantized inputs."""
+
+from __future__ import annotations
+
+from .l2 import attention, claims, products, rows, rowwise, sampling
+
+CHECKS = (
+    *rowwise.CHECKS,
+    *products.CHECKS,
+    *attention.CHECKS,
+    *rows.CHECKS,
+    *sampling.CHECKS,
+    *claims.CHECKS,
+)

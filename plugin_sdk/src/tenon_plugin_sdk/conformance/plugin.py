@@ -1,0 +1,178 @@
+"""The pytest plugin: options, one test a case, exceptions as strict xfails, and the reports at the end.
+
+Loaded by every pytest of an environment that has the SDK, so importing it imports neither torch nor a platform.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .exceptions import Excused
+    from .profile import Profile
+    from .report.results import Results
+    from .subject import Subject
+
+RUNS: pytest.StashKey[dict[Any, Run]] = pytest.StashKey()
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One platform's run: the subject, what is excused, and what came of it."""
+
+    subject: Subject
+    profile: Profile
+    levels: list[str]
+    exceptions: tuple[Excused, ...]
+    results: Results
+    today: datetime.date = field(default_factory=datetime.date.today)
+    started: float = field(default_factory=time.time)
+
+    def excuse(self, address: str) -> Excused | None:
+        """The exception that covers a check."""
+        return next((one for one in self.exceptions if one.covers(address)), None)
+
+    def expired(self, address: str) -> str | None:
+        """What to say where the exception that covers a check has expired."""
+        found = self.excuse(address)
+        return None if found is None else found.expired_text(self.today)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The kit's options."""
+    group = parser.getgroup("conformance", "Tenon's conformance kit")
+    group.addoption("--platform", help="platform to test, by name")
+    group.addoption("--platform-opt", action="append", default=[], metavar="KEY=VALUE", help="an option of it")
+    group.addoption("--level", help="L2: up to it; L2,L3: those; L2, with a comma: it alone; all (default)")
+    group.addoption("--profile", choices=("quick", "full"), help="how long to look; default quick")
+    group.addoption("--exceptions", metavar="PATH", help="conformance.yaml; default: beside the platform's manifest")
+    group.addoption("--report", metavar="PATH", help="write the results as JSON")
+    group.addoption("--html", metavar="PATH", help="write the results as a page")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One stash of runs a session."""
+    config.stash[RUNS] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test a check and case."""
+    if "conformance_check" not in metafunc.fixturenames or metafunc.cls is None:
+        return
+    from .registry import all_cases
+
+    run = _run_of(metafunc.config, metafunc.cls, Path(metafunc.module.__file__ or "."))
+    params = []
+    for check, case in all_cases(run.subject, run.profile, run.levels):
+        address = check.address(case)
+        marks: list[pytest.MarkDecorator] = []
+        excuse = run.excuse(address)
+        if excuse is not None and run.expired(address) is None:
+            marks.append(
+                pytest.mark.xfail(strict=True, reason=f"{excuse.reason} ({excuse.link}, until {excuse.expires})")
+            )
+        params.append(pytest.param(run, check, case, id=address, marks=marks))
+    metafunc.parametrize(("conformance_run", "conformance_check", "conformance_case"), params)
+
+
+def _run_of(config: pytest.Config, suite: Any, file: Path) -> Run:
+    """The run of one suite class, made at its first collection."""
+    runs = config.stash[RUNS]
+    if suite not in runs:
+        runs[suite] = _make_run(config, suite, file)
+    return runs[suite]
+
+
+def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
+    from tenon_platforms.errors import TenonError
+
+    from .exceptions import read_exceptions
+    from .profile import PROFILES
+    from .registry import levels_up_to
+    from .report.results import Results
+    from .subject import Subject
+
+    name = config.getoption("--platform") or suite.platform
+    if not name:
+        raise pytest.UsageError("name the platform to test: --platform NAME, or `platform` in the suite's class")
+    try:
+        options = {**suite.options, **_options(name, config.getoption("--platform-opt"))}
+        subject = Subject.installed(name, options)
+        exceptions = read_exceptions(_exceptions_path(config, suite, file, subject))
+        subject.exceptions = exceptions
+        levels = levels_up_to(config.getoption("--level") or suite.level)
+    except (TenonError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
+    profile = PROFILES[config.getoption("--profile") or suite.profile]
+    results = Results(platform=name, profile=profile.name, options=dict(subject.options))
+    return Run(subject=subject, profile=profile, levels=levels, exceptions=exceptions, results=results)
+
+
+def _options(name: str, given: list[str]) -> dict[str, str]:
+    """KEY=VALUE, or NAME.KEY=VALUE as the engine's flag takes it."""
+    options = {}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise ValueError(f"--platform-opt {text}: expected KEY=VALUE")
+        options[key.removeprefix(f"{name}.")] = value
+    return options
+
+
+def _exceptions_path(config: pytest.Config, suite: Any, file: Path, subject: Subject) -> Path | None:
+    given = config.getoption("--exceptions")
+    if given:
+        return Path(given)
+    if suite.exceptions:
+        return Path(file.parent / suite.exceptions)
+    return None if subject.manifest is None else Path(subject.manifest.path).parent / "conformance.yaml"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keep what came of each check."""
+    report: Any = yield
+    values = getattr(getattr(item, "callspec", None), "params", {})
+    run: Run | None = values.get("conformance_run")
+    if run is not None and (report.when == "call" or report.outcome != "passed"):
+        run.results.add(values["conformance_check"], values["conformance_case"], report, run.excuse)
+    return report  # type: ignore[no-any-return]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table, and the files that were asked for."""
+    from .report.terminal import table_lines
+
+    for run in config.stash[RUNS].values():
+        if not run.results.entries:
+            continue
+        run.results.finish(run.subject, seconds=time.time() - run.started)
+        terminalreporter.section(f"conformance of {run.results.platform}, {run.results.profile} profile")
+        for line in table_lines(run.results, run.levels):
+            terminalreporter.write_line(line)
+        _write_reports(config, run, terminalreporter)
+
+
+def _write_reports(config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter) -> None:
+    from .report.html import page
+    from .report.results import to_json
+
+    for option, text in (("--report", to_json), ("--html", page)):
+        path = config.getoption(option)
+        if path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text(run.results), encoding="utf-8")
+            terminalreporter.write_line(f"written: {path}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give devices back."""
+    for run in config.stash.get(RUNS, {}).values():
+        run.subject.close()

@@ -1,0 +1,1 @@
+"""What a run leaves behind: a table, a JSON file, a page."""

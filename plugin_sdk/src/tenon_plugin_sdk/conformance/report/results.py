@@ -1,0 +1,158 @@
+"""Results of a run as plain data: one entry a check and case, counts a level, and on which machine it was."""
+
+from __future__ import annotations
+
+import json
+import platform as host
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..registry import LEVELS
+
+if TYPE_CHECKING:
+    from ..exceptions import Excused
+    from ..registry import Case, Check
+    from ..subject import Subject
+
+FORMAT = 1
+OUTCOMES = ("passed", "failed", "excused", "skipped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One check on one case. text: the failure, the excuse, or why it was skipped."""
+
+    level: str
+    check: str
+    what: str
+    case: str
+    address: str
+    outcome: str
+    seconds: float
+    text: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """A run. measured: figures that checks left behind (L7). machine, versions, seconds: filled by `finish`."""
+
+    platform: str
+    profile: str
+    options: dict[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, check: Check, case: Case, report: Any, excuse: Callable[[str], Excused | None]) -> None:
+        """One finished test."""
+        address = check.address(case)
+        outcome, text = _outcome(report)
+        excused = excuse(address)
+        if outcome == "excused" and excused is not None:
+            text = f"{excused.reason} ({excused.link}, until {excused.expires})"
+        self.entries.append(
+            Entry(
+                level=check.level,
+                check=check.name,
+                what=check.what,
+                case=case.id,
+                address=address,
+                outcome=outcome,
+                seconds=report.duration,
+                text=text,
+            )
+        )
+
+    def finish(self, subject: Subject, *, seconds: float) -> None:
+        """The run is over."""
+        self.seconds = seconds
+        self.machine = fingerprint(subject)
+
+    def of(self, level: str) -> list[Entry]:
+        """A level's entries."""
+        return [entry for entry in self.entries if entry.level == level]
+
+    def counts(self, level: str) -> dict[str, int]:
+        """How many came to what."""
+        return {name: sum(entry.outcome == name for entry in self.of(level)) for name in OUTCOMES}
+
+    def highest(self) -> str | None:
+        """The highest level up to which nothing failed, of those that ran from L0 on without a gap."""
+        reached = None
+        for level in LEVELS:
+            counts = self.counts(level)
+            if not sum(counts.values()) or counts["failed"]:
+                break
+            reached = level
+        return reached
+
+
+def _outcome(report: Any) -> tuple[str, str]:
+    if hasattr(report, "wasxfail"):
+        return (
+            ("excused", "") if report.outcome == "skipped" else ("failed", "an exception that is not needed: remove it")
+        )
+    if report.outcome == "skipped":
+        return "skipped", _reason(report.longrepr)
+    if report.outcome == "passed":
+        return "passed", ""
+    if str(report.longrepr).startswith("[XPASS(strict)]"):
+        return "failed", "it passes: remove the exception from conformance.yaml"
+    return "failed", _message(report)
+
+
+def _reason(longrepr: Any) -> str:
+    return str(longrepr[2]).removeprefix("Skipped: ") if isinstance(longrepr, tuple) else str(longrepr)
+
+
+def _message(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longrepr)
+    return text.removeprefix("tenon_plugin_sdk.conformance.registry.ConformanceError: ")
+
+
+def fingerprint(subject: Subject) -> dict[str, Any]:
+    """Machine, device and versions: results of two runs compare where these are equal."""
+    from importlib_metadata import PackageNotFoundError, version
+
+    from tenon_platforms.version import contract_version_text
+
+    versions: dict[str, str] = {"python": sys.version.split()[0], "contract": contract_version_text()}
+    names = ["torch", "numpy", "tenon-core", "tenon-platforms", "tenon-plugin-sdk"]
+    if subject.manifest is not None:
+        names.append(subject.manifest.distribution)
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    found: dict[str, Any] = {"system": host.system(), "machine": host.machine(), "versions": versions}
+    if subject.error is None:
+        info = subject.device.info
+        found["device"] = {"name": info.name, "arch": info.arch, "memory": info.memory}
+    return found
+
+
+def to_json(results: Results) -> str:
+    """The file that `--report` writes."""
+    data = {
+        "format": FORMAT,
+        "platform": results.platform,
+        "profile": results.profile,
+        "options": results.options,
+        "highest_level": results.highest(),
+        "seconds": round(results.seconds, 3),
+        "machine": results.machine,
+        "levels": {level: results.counts(level) for level in LEVELS if results.of(level)},
+        "measured": results.measured,
+        "checks": [asdict(entry) for entry in results.entries],
+    }
+    return json.dumps(data, indent=1, default=str) + "\n"
+
+
+def slowest(entries: Iterable[Entry], count: int = 5) -> list[Entry]:
+    """The entries that took longest."""
+    return sorted(entries, key=lambda entry: -entry.seconds)[:count]

@@ -1,0 +1,46 @@
+"""Writes MATRIX.md anew: every planted bug, the check that found it, in how much processor time, and what it said.
+
+Run as `PYTHONPATH=plugin_sdk/tests python plugin_sdk/tests/mutations/write_table.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from mutations.test_mutations import REGISTRY, finding
+
+from tenon_plugin_sdk.conformance.subject import Subject
+
+HEAD = """# Planted bugs and the checks that find them
+
+Written by `write_table.py`; each bug runs only the check that should find it.
+
+| bug | what it is | level | found by | seconds | it says |
+|---|---|---|---|---:|---|
+"""
+LONGEST = 110
+
+
+def main() -> None:
+    """Run all, write the table."""
+    torch.set_num_threads(1)
+    lines, num_found = [], 0
+    for mutation in REGISTRY.held.values():
+        subject = Subject.of(mutation.plant())
+        begin = time.process_time()
+        said = finding(subject, mutation.check)
+        seconds = time.process_time() - begin
+        subject.close()
+        num_found += said is not None
+        text = "NOT FOUND" if said is None else said.splitlines()[0].split(": ", 1)[-1][:LONGEST].replace("|", "/")
+        lines.append(
+            f"| {mutation.name} | {mutation.what} | {mutation.level} | `{mutation.check}` | {seconds:.2f} | {text} |"
+        )
+    tail = f"\n{num_found} of {len(lines)} found.\n"
+    Path(__file__).with_name("MATRIX.md").write_text(HEAD + "\n".join(lines) + "\n" + tail)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The platforms of this repository conform: the reference, and the simulated device in all its characters."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from tenon_plugin_sdk.conformance import ConformanceSuite
+
+pytestmark = pytest.mark.backend
+
+
+class TestReference(ConformanceSuite):
+    """Plain torch."""
+
+    platform = "reference"
+
+
+class TestStaticSim(ConformanceSuite):
+    """A compiling device."""
+
+    platform = "sim"
+
+
+class TestDynamicSim(ConformanceSuite):
+    """A capturing device; its kernels are those of the compiling one."""
+
+    platform = "sim"
+    options: ClassVar[dict[str, str]] = {"character": "dynamic"}
+    level = "L1,L3"
+
+
+class TestMinimalSim(ConformanceSuite):
+    """Nothing but a device; its kernels are the reference's."""
+
+    platform = "sim"
+    options: ClassVar[dict[str, str]] = {"character": "minimal"}
+    level = "L1,L3"
