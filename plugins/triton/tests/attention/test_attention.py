@@ -1,7 +1,7 @@
 """The kernels, interpreted, against float64: ragged batches, shuffled and shared blocks, poison where none may look.
 
-An interpreted program costs milliseconds, so shapes are small; tiles are small too, to meet every edge. The quick profile
-takes every option and every edge once, the full one their products.
+An interpreted program costs milliseconds, so shapes are small; tiles are small too, to meet every edge. The quick
+profile takes every option and every edge once, the full one their products.
 """
 
 from __future__ import annotations
