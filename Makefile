@@ -7,13 +7,14 @@ PYTEST_ARGS ?=
 TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton
 WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda
 
-.PHONY: demo test full setup lint types imports wheels surfaces clean help
+.PHONY: demo test full setup lint types imports wheels surfaces native native-test clean help
 
 help:
 	@echo "make demo      serve SmolLM2 on this CPU and ask it a question"
 	@echo "make test      run the tests (quick profile); make full runs the long ones"
 	@echo "make lint types imports   ruff, mypy --strict, import-linter"
 	@echo "make wheels    build every package into dist/"
+	@echo "make native    build the CPU platform's library into this checkout; native-test runs its tests under sanitizers"
 	@echo "make surfaces  write the frozen surfaces anew (tests/surfaces)"
 	@echo "make clean     remove what was built; the environment stays"
 
@@ -44,6 +45,16 @@ surfaces: setup
 
 wheels: setup
 	for one in $(WHEELS); do $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./$$one || exit 1; done
+
+native:
+	cmake -S plugins/cpu/native -B build/native
+	cmake --build build/native --parallel 2
+
+native-test:
+	for one in address thread; do \
+		cmake -S plugins/cpu/native -B build/native-$$one -DTENON_TESTS=ON -DTENON_SANITIZE=$$one -DTENON_OUTPUT=$(CURDIR)/build/native-$$one || exit 1; \
+		cmake --build build/native-$$one --parallel 2 && build/native-$$one/tenon_cpu_tests || exit 1; \
+	done
 
 clean:
 	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

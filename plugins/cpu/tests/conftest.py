@@ -25,10 +25,10 @@ def _few_threads() -> Iterator[None]:
 
 @pytest.fixture
 def make_table():  # type: ignore[no-untyped-def]
-    """An op table with the platform's offers, by its options."""
+    """An op table with the platform's offers, by its options; torch's kernels unless said otherwise."""
 
     def make(**options: object) -> OpTable:
-        platform = CPUPlatform(options)
+        platform = CPUPlatform({"kernels": "torch", **options})
         table = OpTable(platform="cpu")
         platform.register_ops(table, platform.device())
         return table

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tenon_cpu
+from tenon_cpu import native
 from tenon_cpu.capabilities import adjustments, capabilities
 from tenon_cpu.isa import CPU, read_cpu
 from tenon_cpu.platform import DEFAULTS, CPUPlatform
@@ -17,6 +18,8 @@ from tenon_platforms.device import LoadPolicy
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.manifest import Manifest, parse_manifest
+from tenon_platforms.ops.norm import RMSNormSpec
+from tenon_platforms.ops.table import OpTable
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.toml_table import load_toml
 
@@ -61,33 +64,60 @@ def test_options_are_typed(manifest: Manifest) -> None:
 
 def test_auto_is_float32_without_half_instructions() -> None:
     plain = cpu_with("avx2", "f16c")
-    (entry,) = adjustments(plain, {"dtype": "auto", "kv_cache_dtype": "auto"})
+    (entry,) = adjustments(plain, {"dtype": "auto", "kv_cache_dtype": "auto"}, is_native=False)
     assert (entry.field, entry.effective, entry.severity) == ("dtype", "float32", "performance")
     assert "no bfloat16" in entry.reason
-    assert capabilities(plain, inplace=False).dtypes[0] == DType.FLOAT32
-    assert not list(adjustments(plain, {"dtype": "float32", "kv_cache_dtype": "auto"}))
+    assert capabilities(plain, is_native=False, inplace=False).dtypes[0] == DType.FLOAT32
+    assert not list(adjustments(plain, {"dtype": "float32", "kv_cache_dtype": "auto"}, is_native=False))
 
 
 def test_bfloat16_is_kept_where_it_is_native() -> None:
     wide = cpu_with("avx2", "avx512_bf16", "amx_bf16")
-    assert capabilities(wide, inplace=False).dtypes == (DType.BFLOAT16, DType.FLOAT32)
-    (entry,) = adjustments(wide, {"dtype": "auto", "kv_cache_dtype": "auto"})
+    assert capabilities(wide, is_native=False, inplace=False).dtypes == (DType.BFLOAT16, DType.FLOAT32)
+    (entry,) = adjustments(wide, {"dtype": "auto", "kv_cache_dtype": "auto"}, is_native=False)
     assert (entry.field, entry.effective) == ("kv_cache_dtype", "float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "half"])
 def test_an_asked_for_half_type_stays_and_its_cache_is_float32(dtype: str) -> None:
-    (entry,) = adjustments(cpu_with("avx2"), {"dtype": dtype, "kv_cache_dtype": "auto"})
+    (entry,) = adjustments(cpu_with("avx2"), {"dtype": dtype, "kv_cache_dtype": "auto"}, is_native=False)
     assert entry.field == "kv_cache_dtype"
-    assert not list(adjustments(cpu_with("avx2"), {"dtype": dtype, "kv_cache_dtype": "bfloat16"}))
+    assert not list(adjustments(cpu_with("avx2"), {"dtype": dtype, "kv_cache_dtype": "bfloat16"}, is_native=False))
 
 
 def test_schemes_say_how_they_are_served() -> None:
-    resting = capabilities(cpu_with(), inplace=False)
+    resting = capabilities(cpu_with(), is_native=False, inplace=False)
     assert (resting.scheme("dense-bfloat16"), resting.scheme("gguf-q4_1")) == ("native", "dequantize")
-    inplace = capabilities(cpu_with(), inplace=True)
+    inplace = capabilities(cpu_with(), is_native=False, inplace=True)
     assert (inplace.scheme("gguf-q4_1"), inplace.scheme("gguf-q6_k")) == ("native", "dequantize")
     assert inplace.scheme("awq") is None
+    blocks = capabilities(cpu_with(), is_native=True, inplace=True)
+    assert {blocks.scheme(f"gguf-{name}") for name in ("q4_1", "q8_0", "q6_k")} == {"native"}
+
+
+def test_native_attention_reads_half_caches() -> None:
+    assert not list(adjustments(cpu_with("avx2"), {"dtype": "half", "kv_cache_dtype": "auto"}, is_native=True))
+
+
+def test_which_kernels_run_is_the_operators_choice() -> None:
+    assert not CPUPlatform({"kernels": "torch"}).is_native
+    with pytest.raises(ConfigError, match=r"cpu\.isa=mmx"):
+        CPUPlatform({"isa": "mmx"})
+
+
+def test_without_the_library_the_log_says_so_once_and_torch_computes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    platform = CPUPlatform()
+    table = OpTable(platform="cpu")
+    with caplog.at_level("WARNING"):
+        platform.register_ops(table, platform.device())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "install g++" in caplog.text
+    assert table.choose(RMSNormSpec(hidden=8, eps=1e-5, dtype=DType.FLOAT32)).name != "native"
+    with pytest.raises(ConfigError, match="there are none here"):
+        CPUPlatform({"kernels": "native"})
 
 
 CPUINFO = """processor\t: {0}
@@ -103,6 +133,7 @@ def test_cores_are_physical_and_usable() -> None:
     text = "".join(CPUINFO.format(number, number // 2) for number in range(8))
     assert read_cpu(text, frozenset(range(8))).physical_cores == 4
     assert read_cpu(text, frozenset({0, 1, 6})).physical_cores == 2
+    assert read_cpu(text, frozenset({1, 2, 6})).cores == (1, 2, 6)
     found = read_cpu(text, frozenset(range(8)))
     assert (found.name, found.arch, found.has_bf16) == ("Some CPU", "avx2", False)
 

@@ -11,14 +11,28 @@ from tenon_platforms.dtypes import DType
 
 from .isa import CPU
 
+TYPES = (
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)  # of blocks that the native library computes on
+
 WHO = "cpu"
 
 
-def capabilities(cpu: CPU, *, inplace: bool) -> Capabilities:
-    """dtypes: those with instructions of their own first. inplace: 4-bit GGUF blocks are computed on directly."""
+def capabilities(cpu: CPU, *, is_native: bool, inplace: bool) -> Capabilities:
+    """dtypes: those with instructions of their own first. inplace: GGUF blocks are computed on directly, by the native
+    library those of every type, by torch the 4-bit ones.
+    """
     schemes = {"dense-*": "native"}
     if inplace:
-        schemes |= {"gguf-q4_0": "native", "gguf-q4_1": "native"}
+        types = TYPES if is_native else ("Q4_0", "Q4_1")
+        schemes |= {f"gguf-{name.lower()}": "native" for name in types}
     return Capabilities(
         dtypes=_dtypes(cpu),
         kv_dtypes=(DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16),
@@ -27,7 +41,7 @@ def capabilities(cpu: CPU, *, inplace: bool) -> Capabilities:
     )
 
 
-def adjustments(cpu: CPU, requested: Mapping[str, Any]) -> Iterator[Adjustment]:
+def adjustments(cpu: CPU, requested: Mapping[str, Any], *, is_native: bool) -> Iterator[Adjustment]:
     """What "auto" means on this machine. Float32 is never less exact than what it stands for."""
     dtype = requested.get("dtype")
     if dtype == "auto" and not cpu.has_bf16:
@@ -40,7 +54,7 @@ def adjustments(cpu: CPU, requested: Mapping[str, Any]) -> Iterator[Adjustment]:
             who=WHO,
         )
     becomes_half = dtype in ("bfloat16", "float16", "half") or (dtype == "auto" and cpu.has_bf16)
-    if requested.get("kv_cache_dtype") == "auto" and becomes_half:
+    if requested.get("kv_cache_dtype") == "auto" and becomes_half and not is_native:
         yield Adjustment(
             field="kv_cache_dtype",
             requested="auto",

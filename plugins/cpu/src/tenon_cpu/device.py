@@ -13,12 +13,17 @@ import torch
 
 from tenon_platforms.device import Device, LoadPolicy, ProcessModel
 
+from . import native
+
 
 @dataclass(slots=True, kw_only=True)
 class CPUDevice(Device):
-    """The host. threads: of one step, set when the device is opened and put back when it is closed."""
+    """The host. threads: of one step, set when the device is opened and put back when it is closed. cores: that the
+    native library's threads are bound to, in this order, but for the caller's; empty: the system places them.
+    """
 
     threads: int = 1
+    cores: tuple[int, ...] = ()
     load_policy: LoadPolicy = LoadPolicy.MMAP
     _threads_before: int = 0
 
@@ -32,11 +37,15 @@ class CPUDevice(Device):
             self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         self.load_threads = self.threads
+        if native.why_not() is None:
+            native.set_threads(self.threads, self.cores)
 
     def close(self) -> None:
         if self._threads_before:
             torch.set_num_threads(self._threads_before)
             self._threads_before = 0
+            if native.why_not() is None:
+                native.set_threads(1)
         trim_heap()
 
     def sleep(self, tags: tuple[str, ...]) -> bool:

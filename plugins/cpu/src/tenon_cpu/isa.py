@@ -18,12 +18,15 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPU:
-    """One machine's processor. flags: as /proc/cpuinfo names them. physical_cores: that this process may use."""
+    """One machine's processor. flags: as /proc/cpuinfo names them. cores: that this process may use, by the
+    number of the first thread of each physical core; empty where the system does not say.
+    """
 
     name: str
     machine: str
     flags: frozenset[str]
     physical_cores: int
+    cores: tuple[int, ...] = ()
 
     @property
     def has_bf16(self) -> bool:
@@ -48,7 +51,7 @@ def read_cpu(text: str | None = None, usable: frozenset[int] | None = None) -> C
         text = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
     if usable is None:
         usable = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-    cores: set[tuple[str, ...]] = set()
+    cores: dict[tuple[str, ...], int] = {}
     name, flags = "", frozenset[str]()
     for block in text.strip().split("\n\n"):
         entry = {
@@ -59,7 +62,13 @@ def read_cpu(text: str | None = None, usable: frozenset[int] | None = None) -> C
         number = entry.get("processor", "")
         if number.isdigit() and (not usable or int(number) in usable):
             place = (entry.get("physical id", ""), entry.get("core id", number))
-            cores.add(place)
+            cores.setdefault(place, int(number))
     count = len(cores) or len(usable) or os.cpu_count() or 1
     machine = platform.machine()
-    return CPU(name=name or machine or "CPU", machine=machine, flags=flags, physical_cores=count)
+    return CPU(
+        name=name or machine or "CPU",
+        machine=machine,
+        flags=flags,
+        physical_cores=count,
+        cores=tuple(cores.values()),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ from tenon_platforms.errors import ConfigError
 from tenon_platforms.execution import Execution
 from tenon_platforms.platform import Platform
 
+from . import native
 from .capabilities import adjustments, capabilities
 from .device import CPUDevice
 from .execution import CPUExecution
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
     from tenon_platforms.model import ModelSpec
     from tenon_platforms.ops.table import OpTable
 
-DEFAULTS: dict[str, Any] = {"threads": 0, "weights": "auto", "gguf": "auto"}  # as in platform.toml
+DEFAULTS: dict[str, Any] = {  # as in platform.toml
+    "threads": 0, "weights": "auto", "gguf": "auto", "kernels": "auto", "isa": "auto", "bind": "off",
+}  # fmt: skip
+LOG = logging.getLogger(__name__)
 
 
 class CPUPlatform(Platform):
-    """Options: threads, weights, gguf (see platform.toml)."""
+    """Options: threads, bind, isa, kernels, weights, gguf (see platform.toml)."""
 
     name: ClassVar[str] = "cpu"
     contract: ClassVar[str] = ">=0.1,<0.2"
@@ -38,6 +43,18 @@ class CPUPlatform(Platform):
                 f"--platform-opt cpu.threads={self.options['threads']}: must be 0 or more",
                 remedy="leave it out to use every physical core",
             )
+        if self.options["isa"] != "auto" and self.options["isa"] not in native.ISAS:
+            raise ConfigError(
+                f"--platform-opt cpu.isa={self.options['isa']}: no such instruction set",
+                remedy=f"choose one of auto, {', '.join(native.ISAS)}",
+            )
+        if self.options["kernels"] == "native" and (reason := native.why_not()) is not None:
+            raise ConfigError("--platform-opt cpu.kernels=native: there are none here", remedy=reason)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the library's kernels are used."""
+        return self.options["kernels"] != "torch" and native.why_not() is None
 
     def probe(self) -> Sequence[DeviceInfo]:
         return (self._info(),)
@@ -45,21 +62,31 @@ class CPUPlatform(Platform):
     def device(self, index: int = 0) -> Device:
         if index:
             raise ConfigError(f"the CPU platform has one device, 0: there is no device {index}")
-        return CPUDevice(info=self._info(), threads=self.options["threads"] or self.cpu.physical_cores)
+        if self.is_native:
+            native.set_isa(self.options["isa"])
+        return CPUDevice(
+            info=self._info(),
+            threads=self.options["threads"] or self.cpu.physical_cores,
+            cores=self.cpu.cores if self.options["bind"] == "on" else (),
+        )
 
     def capabilities(self, device: Device) -> Capabilities:
-        return capabilities(self.cpu, inplace=self.options["gguf"] == "inplace")
+        inplace = self.options["gguf"] == "inplace" or (self.is_native and self.options["gguf"] == "auto")
+        return capabilities(self.cpu, is_native=self.is_native, inplace=inplace)
 
     def register_ops(self, table: OpTable, device: Device) -> None:
         from .ops.offers import register
 
-        register(table, self.cpu, weights=self.options["weights"], gguf=self.options["gguf"])
+        if self.options["kernels"] == "auto" and (reason := native.why_not()) is not None:
+            LOG.warning("%s", reason)
+        options = self.options
+        register(table, self.cpu, weights=options["weights"], gguf=options["gguf"], is_native=self.is_native)
 
     def execution(self, device: Device) -> Execution:
-        return CPUExecution(device)
+        return CPUExecution(device, tape=self.is_native)
 
     def adjustments(self, requested: Mapping[str, Any], model: ModelSpec) -> Sequence[Adjustment]:
-        return tuple(adjustments(self.cpu, requested))
+        return tuple(adjustments(self.cpu, requested, is_native=self.is_native))
 
     def _info(self) -> DeviceInfo:
         return DeviceInfo(id=0, name=self.cpu.name, arch=self.cpu.arch, memory=Device().memory().total)

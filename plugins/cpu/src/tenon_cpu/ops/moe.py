@@ -1,58 +1,119 @@
-"""Mixture of experts on the CPU: tokens sorted by expert, so that each expert is two products over its own slice."""
+"""Mixture of experts on the CPU: tokens sorted by expert, so that each expert is two products over its own slice.
+
+An expert is a gated MLP, of the native library's packed weights or of torch's.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
+from tenon_platforms.ops.linear import WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.moe_reference import route
-from tenon_platforms.ops.weights import MoEWeights
+from tenon_platforms.ops.weights import MoEWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
+from ..native_linear import NativeLinear
 from .linear import Product, WeightPolicy, join
+from .native_weights import Packer
+
+Expert = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A layer's prepared weights. router: [experts, hidden]; one product for gate and up, one for down, an expert."""
+    """A layer's prepared weights. router: [experts, hidden]; each expert: [n, hidden] of [n, hidden]."""
 
     router: Tensor
-    gate_up: list[Product]
-    down: list[Product]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory held."""
-        return self.router.nbytes + sum(product.nbytes for product in (*self.gate_up, *self.down))
+    each: list[Expert]
+    nbytes: int  # of memory held
 
 
 def moe_layer(spec: MoESpec, policy: WeightPolicy) -> Kernel | No:
-    """run(x, weights) -> y, both [tokens, hidden]; weights: prepared `Experts`."""
+    """run(x, weights) -> y, both [tokens, hidden]; weights: prepared `Experts`. Products by torch."""
     if spec.activation not in ACTIVATION_FUNCTIONS:
         return No(f"unknown activation {spec.activation!r}")
     if policy.computes_in(spec.dtype) != spec.dtype:
         return No(f"{spec.dtype} has no product of its own on this CPU", "dtype float32")
     activation, width = ACTIVATION_FUNCTIONS[spec.activation], spec.intermediate
 
-    def prepare(weights: MoEWeights, uses: tuple[WeightUse, ...]) -> Experts:
-        gate_up, down = [], []
-        for expert in range(spec.num_experts):
-            parts = [
-                dense_weight(
-                    scheme, {name: t[expert] for name, t in part.items()}, policy.load_type(scheme, spec.dtype)
-                )
-                for scheme, part in ((spec.gate, weights.gate), (spec.up, weights.up), (spec.down, weights.down))
-            ]
-            gate_up.append(policy.keep((spec.gate, spec.up), join(parts[:2]), None, spec.dtype))
-            down.append(policy.keep((spec.down,), parts[2], None, spec.dtype))
-        return Experts(weights.router.to(to_torch(spec.dtype)), gate_up, down)
+    def expert(gate_up: Product, down: Product) -> Expert:
+        def run(x: Tensor) -> Tensor:
+            gate, up = gate_up(x).split(width, dim=-1)
+            return down(activation(gate).mul_(up))
 
+        return run
+
+    def prepare(weights: MoEWeights, uses: tuple[WeightUse, ...]) -> Experts:
+        each, size = [], 0
+        for number in range(spec.num_experts):
+            parts = [
+                dense_weight(scheme, tensors, policy.load_type(scheme, spec.dtype))
+                for scheme, tensors in _parts(spec, weights, number)
+            ]
+            gate_up = policy.keep((spec.gate, spec.up), join(parts[:2]), None, spec.dtype)
+            down = policy.keep((spec.down,), parts[2], None, spec.dtype)
+            each.append(expert(gate_up, down))
+            size += gate_up.nbytes + down.nbytes
+        return Experts(weights.router.to(to_torch(spec.dtype)), each, size + weights.router.nbytes)
+
+    dense = all(scheme.id.startswith("dense") for scheme in (spec.gate, spec.up, spec.down))
+    return Kernel(
+        name="sorted by expert",
+        run=_runner(spec),
+        prepare=prepare,
+        native="native" if dense else "dequantize",
+        flags=KernelFlags(graph_safe=False),
+    )
+
+
+def native_moe_layer(spec: MoESpec, packer: Packer) -> Kernel | No:
+    """The same on packed weights, silu(gate) * up at the end of an expert's first product."""
+    if spec.activation != "silu":
+        return No(f"has silu in a product's end, not {spec.activation}")
+    shapes = ((spec.gate, spec.hidden), (spec.up, spec.hidden), (spec.down, spec.intermediate))
+    for scheme, columns in shapes:
+        if (refusal := packer.refuses(scheme, columns, spec.dtype)) is not None:
+            return refusal
+
+    def expert(gate_up: NativeLinear, down: NativeLinear) -> Expert:
+        return lambda x: down(gate_up(x))
+
+    def prepare(weights: MoEWeights, uses: tuple[WeightUse, ...]) -> Experts:
+        each, size = [], weights.router.nbytes
+        for number in range(spec.num_experts):
+            packed = [
+                packer.pack(scheme, tensors, columns, spec.dtype)
+                for (scheme, tensors), (_, columns) in zip(_parts(spec, weights, number), shapes, strict=True)
+            ]
+            each.append(
+                expert(
+                    NativeLinear(packed[:2], silu_mul=True, fine=packer.is_fine),
+                    NativeLinear(packed[2:], fine=packer.is_fine),
+                )
+            )
+            size += sum(part.nbytes for part in packed)
+        return Experts(weights.router.to(to_torch(spec.dtype)), each, size)
+
+    kernel = packer.kernel((spec.gate, spec.up, spec.down), spec.dtype, run=_runner(spec), prepare=prepare)
+    # The router is torch's product, whose sums depend on the batch; which experts run is known on the host only.
+    return replace(kernel, flags=KernelFlags(graph_safe=False))
+
+
+def _parts(spec: MoESpec, weights: MoEWeights, number: int) -> list[tuple[WeightScheme, PartTensors]]:
+    """Gate, up and down of one expert."""
+    pairs = ((spec.gate, weights.gate), (spec.up, weights.up), (spec.down, weights.down))
+    return [(scheme, {name: stack[number] for name, stack in part.items()}) for scheme, part in pairs]
+
+
+def _runner(spec: MoESpec) -> Callable[[Tensor, Experts], Tensor]:
     def run(x: Tensor, weights: Experts) -> Tensor:
         experts, scores = route(x, weights.router, spec)  # [tokens, top_k] each
         order = experts.view(-1).argsort(stable=True)
@@ -63,19 +124,11 @@ def moe_layer(spec: MoESpec, policy: WeightPolicy) -> Kernel | No:
         start = 0
         for expert, count in enumerate(counts):
             if count:
-                gate, up = weights.gate_up[expert](sorted_x[start : start + count]).split(width, dim=-1)
-                parts.append(weights.down[expert](activation(gate).mul_(up)))
+                parts.append(weights.each[expert](sorted_x[start : start + count]))
                 start += count
         if not parts:
             return torch.zeros_like(x)
         found = torch.cat(parts).mul_(scores.view(-1).index_select(0, order).to(x.dtype)[:, None])
         return torch.zeros_like(x).index_add_(0, tokens, found)
 
-    dense = all(scheme.id.startswith("dense") for scheme in (spec.gate, spec.up, spec.down))
-    return Kernel(
-        name="sorted by expert",
-        run=run,
-        prepare=prepare,
-        native="native" if dense else "dequantize",
-        flags=KernelFlags(graph_safe=False),
-    )
+    return run

@@ -1,0 +1,189 @@
+// The KV cache's bytes (attention.inl draws them): tokens written, blocks exchanged, and the fused path from qkv.
+
+template <class KV>
+static inline int64_t key_place(int dim, int offset, int d) {  // of a token's dim in its (block, KV head)
+    const int64_t tile = static_cast<int64_t>(offset / TILE) * TILE * dim;
+    if constexpr (IsPaired<KV>::value) return tile + d / 2 * 2 * TILE + offset % TILE * 2 + d % 2;
+    return tile + d * TILE + offset % TILE;
+}
+
+template <class KV>
+static inline int64_t value_place(int dim, int offset, int d) {
+    if constexpr (IsPaired<KV>::value) return static_cast<int64_t>(offset / 2) * 2 * dim + d * 2 + offset % 2;
+    return static_cast<int64_t>(offset) * dim + d;
+}
+
+struct CacheShape {
+    int block_size, kv_heads, dim;
+};
+
+template <class KV>
+static inline KV* keys_at(void* cache, const CacheShape& s, int64_t block, int head) {
+    return static_cast<KV*>(cache) + (block * s.kv_heads + head) * 2 * s.block_size * s.dim;
+}
+
+template <class T, class KV>
+static inline void put_key(KV* keys, const CacheShape& s, int offset, const T* key) {
+    KV* line = keys + key_place<KV>(s.dim, offset, 0);
+    if constexpr (IsPaired<KV>::value) {
+        for (int d = 0; d < s.dim; d += 2) {
+            from_float(to_float(key[d]), line[d * TILE]);
+            from_float(to_float(key[d + 1]), line[d * TILE + 1]);
+        }
+    } else {
+        for (int d = 0; d < s.dim; ++d) from_float(to_float(key[d]), line[d * TILE]);
+    }
+}
+
+template <class T, class KV>
+static inline void put_value(KV* keys, const CacheShape& s, int offset, const T* value) {
+    KV* line = keys + static_cast<int64_t>(s.block_size) * s.dim + value_place<KV>(s.dim, offset, 0);
+    const int step = IsPaired<KV>::value ? 2 : 1;
+    for (int d = 0; d < s.dim; ++d) from_float(to_float(value[d]), line[d * step]);
+}
+
+// Call f(T{}, KV{}) with the types of two numbers.
+template <class T, class F>
+static inline void with_kv_type(int kv_type, F&& f) {
+    switch (kv_type) {
+        case 0: return f(T{}, float{});
+        case 1: return f(T{}, BF16{});
+        default: return f(T{}, F16{});
+    }
+}
+template <class F>
+static inline void with_types(int type, int kv_type, F&& f) {
+    switch (type) {
+        case 0: return with_kv_type<float>(kv_type, f);
+        case 1: return with_kv_type<BF16>(kv_type, f);
+        default: return with_kv_type<F16>(kv_type, f);
+    }
+}
+
+static void write_kv(const KVWriteParams& p, int64_t begin, int64_t end) {
+    const CacheShape shape{p.block_size, p.kv_heads, p.dim};
+    with_types(p.type, p.kv_type, [&](auto t, auto kv) {
+        using T = decltype(t);
+        using KV = decltype(kv);
+        for (int64_t token = begin; token < end; ++token) {
+            const int32_t slot = p.slots[token];
+            for (int head = 0; head < p.kv_heads; ++head) {
+                KV* keys = keys_at<KV>(p.cache, shape, slot / p.block_size, head);
+                put_key(keys, shape, slot % p.block_size, static_cast<const T*>(p.key) + token * p.key_stride + head * p.dim);
+                put_value(keys, shape, slot % p.block_size, static_cast<const T*>(p.value) + token * p.value_stride + head * p.dim);
+            }
+        }
+    });
+}
+
+static void exchange_blocks(const KVExchangeParams& p, int64_t begin, int64_t end) {
+    const CacheShape shape{p.block_size, p.kv_heads, p.dim};
+    with_kv_type<float>(p.kv_type, [&](float, auto kv) {
+        using KV = decltype(kv);
+        const int64_t line = static_cast<int64_t>(p.kv_heads) * p.dim, half = p.block_size * line;
+        for (int64_t i = begin; i < end; ++i) {
+            for (int head = 0; head < p.kv_heads; ++head) {
+                KV* keys = keys_at<KV>(p.cache, shape, p.blocks[i], head);
+                KV* values = keys + static_cast<int64_t>(p.block_size) * p.dim;
+                for (int offset = 0; offset < p.block_size; ++offset) {
+                    KV* outside = static_cast<KV*>(p.canonical) + i * 2 * half + offset * line + head * p.dim;
+                    for (int d = 0; d < p.dim; ++d) {
+                        KV& key = keys[key_place<KV>(p.dim, offset, d)];
+                        KV& value = values[value_place<KV>(p.dim, offset, d)];
+                        if (p.imports) {
+                            key = outside[d];
+                            value = outside[half + d];
+                        } else {
+                            outside[d] = key;
+                            outside[half + d] = value;
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+template <class T>
+static inline float rounded(float x) {
+    T y;
+    from_float(x, y);
+    return to_float(y);
+}
+
+// One head's norm, in place: as the reference rounds, to T before the product where there is no offset.
+template <class T>
+static inline void norm_head(float* head, int dim, const T* weight, float eps, float offset) {
+    Vec sum = vzero();
+    for (int d = 0; d < dim; d += W) sum = vfma(vload(head + d), vload(head + d), sum);
+    const float scale = 1.0f / __builtin_sqrtf(vsum(sum) / static_cast<float>(dim) + eps);
+    for (int d = 0; d < dim; ++d) {
+        const float scaled = head[d] * scale;
+        head[d] = rounded<T>(offset != 0 ? scaled * (to_float(weight[d]) + offset) : rounded<T>(scaled) * to_float(weight[d]));
+    }
+}
+
+static inline void rotate_head(float* head, const float* cos_sin, int rotary_dim, bool interleaved) {
+    const int half = rotary_dim / 2, step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
+    const float* cos = cos_sin;
+    const float* sin = cos_sin + half;
+    for (int i = 0; i < half; ++i) {
+        float& first = head[i * step];
+        float& second = head[i * step + apart];
+        const float a = first, b = second;
+        first = a * cos[i] - b * sin[i];
+        second = b * cos[i] + a * sin[i];
+    }
+}
+
+static inline void rotate_halves(float* head, const float* cos_sin, int half) {
+    for (int i = 0; i < half; i += W) {
+        const Vec a = vload(head + i), b = vload(head + half + i);
+        const Vec cos = vload(cos_sin + i), sin = vload(cos_sin + half + i);
+        vstore(head + i, a * cos - b * sin);
+        vstore(head + half + i, b * cos + a * sin);
+    }
+}
+
+// Lines are (token, head of q, k or v).
+static void qk_norm_rope_write(const QKNormRopeWriteParams& p, int64_t begin, int64_t end) {
+    const CacheShape shape{p.block_size, p.kv_heads, p.dim};
+    const int all = p.heads + 2 * p.kv_heads;
+    with_types(p.type, p.kv_type, [&](auto t, auto kv) {
+        using T = decltype(t);
+        using KV = decltype(kv);
+        float head[1024];
+        for (int64_t line = begin; line < end; ++line) {
+            const int64_t token = line / all;
+            const int index = static_cast<int>(line % all);
+            const T* from = static_cast<const T*>(p.qkv) + line * p.dim;
+            const int32_t slot = p.slots[token];
+            if (index >= p.heads + p.kv_heads) {
+                KV* keys = keys_at<KV>(p.cache, shape, slot / p.block_size, index - p.heads - p.kv_heads);
+                put_value(keys, shape, slot % p.block_size, from);
+                continue;
+            }
+            for (int d = 0; d < p.dim; d += W) vstore(head + d, vload(from + d));
+            const bool is_key = index >= p.heads;
+            if (const void* weight = is_key ? p.k_weight : p.q_weight)
+                norm_head(head, p.dim, static_cast<const T*>(weight), is_key ? p.k_eps : p.q_eps, is_key ? p.k_offset : p.q_offset);
+            if (p.cos_sin != nullptr) {
+                const float* angles = p.cos_sin + static_cast<int64_t>(p.positions[token]) * p.rotary_dim;
+                if (!p.interleaved && p.rotary_dim / 2 % W == 0)
+                    rotate_halves(head, angles, p.rotary_dim / 2);
+                else
+                    rotate_head(head, angles, p.rotary_dim, p.interleaved != 0);
+            }
+            if (is_key) {
+                KV* keys = keys_at<KV>(p.cache, shape, slot / p.block_size, index - p.heads);
+                if constexpr (sizeof(T) < sizeof(float)) {
+                    for (int d = 0; d < p.dim; ++d) head[d] = rounded<T>(head[d]);
+                }
+                put_key(keys, shape, slot % p.block_size, head);
+            } else {
+                T* to = static_cast<T*>(p.query) + (token * p.heads + index) * p.dim;
+                for (int d = 0; d < p.dim; d += W) vstore(to + d, vload(head + d));
+            }
+        }
+    });
+}

@@ -1,0 +1,22 @@
+// The family of kernels on rows of numbers. Each computes rows [begin, end); abi/ splits them over threads.
+#pragma once
+
+#include "isa.h"
+#include "step/params.h"
+
+namespace tenon {
+
+struct ElementKernels {
+    void (*rms_norm)(const RMSNormParams&, int64_t begin, int64_t end);
+    void (*activation_mul)(const ActivationMulParams&, int64_t begin, int64_t end);
+    // What sampling needs of one row of floats.
+    void (*widen)(const void* row, int type, float* wide, int64_t n);
+    void (*divide)(float* row, float divisor, int64_t n);
+    int64_t (*best)(const float* row, int64_t n);  // the lowest index of the greatest value
+    int64_t (*next_at_least)(const float* row, int64_t from, int64_t n, float bar);  // n: none
+    float (*sum_exp)(const float* row, float shift, int64_t n);
+};
+
+TENON_FAMILY(ElementKernels, element_kernels)
+
+}  // namespace tenon

@@ -1,0 +1,344 @@
+// A linear: parts of any weight types side by side, and the call that multiplies tokens with all of them.
+//
+// One region a call: activations are quantized (each thread some tokens, or for few tokens each thread all of them, which
+// is sooner than waiting), then every thread takes its run of units. A unit is one group of 16 rows (SiLU: of the gate
+// and of the up part) for one block of tokens; units are split by bytes of weights, in the order they lie in memory.
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "linear/abi/scratch.h"
+#include "linear/kernels.h"
+#include "tape.h"
+#include "tenon_cpu.h"
+#include "threads.h"
+
+namespace tenon {
+namespace {
+
+constexpr int64_t BLOCK_BYTES = 192 * 1024;  // of int8 activations that a pass over the weights keeps near
+constexpr int64_t ALONE = 8192;             // activations that every thread quantizes for itself
+
+struct Unit {
+    const uint8_t* weight;
+    const uint8_t* up;  // or null
+    const float* bias;  // [16], or null
+    const float* up_bias;
+    int64_t column;  // of y
+    int32_t type, up_type;
+    int rows;
+};
+
+struct Linear {
+    int64_t columns = 0, rows = 0;  // rows: columns of y
+    bool quantized = false, dense = false;
+    bool fine = false;  // activations of quantized parts are two int8 codes: what the first leaves is rounded again
+    std::vector<Unit> units;
+    std::vector<int64_t> cost;  // [units + 1], bytes before a unit
+    std::vector<float> bias;    // padded to groups
+};
+
+std::mutex call_mutex;  // scratch is the process's: two engines in one process take turns
+Scratch scratch;
+
+struct Room {  // what one call needs of the scratch
+    float* values = nullptr;
+    int8_t* codes = nullptr;
+    float* scales = nullptr;
+    int32_t* halves = nullptr;
+    int8_t* rest_codes = nullptr;  // of what the codes leave
+    float* rest_scales = nullptr;
+    int32_t* rest_halves = nullptr;
+};
+
+Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
+    Room r;
+    const int64_t all = tokens * linear.columns;
+    if (widen) r.values = arena.take<float>(all);
+    if (linear.quantized) {
+        r.codes = arena.take<int8_t>(all);
+        r.scales = arena.take<float>(all / BLOCK);
+        r.halves = arena.take<int32_t>(all / 16);
+    }
+    if (linear.quantized && linear.fine) {
+        r.rest_codes = arena.take<int8_t>(all);
+        r.rest_scales = arena.take<float>(all / BLOCK);
+        r.rest_halves = arena.take<int32_t>(all / 16);
+    }
+    return r;
+}
+
+struct Own {  // a thread's
+    Room room;
+    float* out;
+    float* up;
+    float* more;  // [block, 16]: what the second codes add
+    float* rest;  // [columns]
+    uint8_t* codes;
+};
+
+int64_t elements_size(int32_t dtype) { return dtype == TENON_F32 ? 4 : 2; }
+
+int64_t tokens_of_block(int64_t columns) {
+    return std::clamp<int64_t>(BLOCK_BYTES / columns / 16 * 16, 16, 256);
+}
+
+class Call {
+public:
+    Call(const Linear& linear, const tenon_linear_call& call) : linear_(linear), call_(call), kernels_(linear_kernels()) {
+        contiguous_ = call.x_stride == linear.columns || call.tokens == 1;
+        // A dense part reads float32 rows one after the other; quantizing reads float32.
+        widen_ = call.x_type != TENON_F32 || (linear.dense && !contiguous_);
+        alone_ = call.tokens * linear.columns <= ALONE;
+        block_ = std::min(tokens_of_block(linear.columns), call.tokens);
+    }
+
+    int run() {
+        const int threads = num_threads();
+        own_ = static_cast<Own*>(::operator new(sizeof(Own) * static_cast<size_t>(threads), std::nothrow));
+        if (own_ == nullptr) return TENON_NO_MEMORY;
+        Arena size(nullptr);
+        lay(size, threads);
+        uint8_t* memory = scratch.get(size.used());
+        if (memory != nullptr) {
+            Arena arena(memory);
+            lay(arena, threads);
+            parallel([&](int thread, int count) { work(thread, count); });
+        }
+        ::operator delete(own_);
+        return memory == nullptr ? TENON_NO_MEMORY : TENON_OK;
+    }
+
+private:
+    void lay(Arena& arena, int threads) {
+        if (!alone_) shared_ = room(arena, linear_, call_.tokens, widen_);
+        for (int i = 0; i < threads; ++i) {
+            Own& own = own_[i];
+            if (alone_) own.room = room(arena, linear_, call_.tokens, widen_);
+            own.out = arena.take<float>(block_ * GROUP);
+            own.up = arena.take<float>(block_ * GROUP);
+            own.more = arena.take<float>(linear_.fine ? block_ * GROUP : 0);
+            own.rest = arena.take<float>(linear_.fine ? linear_.columns : 0);
+            own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
+        }
+    }
+
+    const uint8_t* x_at(int64_t token) const {
+        return static_cast<const uint8_t*>(call_.x) + token * call_.x_stride * elements_size(call_.x_type);
+    }
+
+    void take(const Room& to, float* rest, int64_t begin, int64_t end) const {
+        const int64_t columns = linear_.columns;
+        for (int64_t t = begin; t < end; ++t) {
+            kernels_.take(x_at(t), call_.x_type, columns, to.values ? to.values + t * columns : nullptr,
+                          to.codes ? to.codes + t * columns : nullptr,
+                          to.codes ? to.scales + t * (columns / BLOCK) : nullptr,
+                          to.codes ? to.halves + t * (columns / 16) : nullptr);
+            if (to.rest_codes != nullptr) take_rest(to, rest, t);
+        }
+    }
+
+    void take_rest(const Room& to, float* rest, int64_t t) const {
+        const int64_t columns = linear_.columns;
+        const float* wide = to.values ? to.values + t * columns : reinterpret_cast<const float*>(x_at(t));
+        const int8_t* codes = to.codes + t * columns;
+        const float* scales = to.scales + t * (columns / BLOCK);
+        for (int64_t b = 0; b < columns / BLOCK; ++b) {
+            const float scale = scales[b];
+            for (int64_t c = b * BLOCK; c < (b + 1) * BLOCK; ++c) rest[c] = wide[c] - scale * static_cast<float>(codes[c]);
+        }
+        kernels_.take(rest, TENON_F32, columns, nullptr, to.rest_codes + t * columns,
+                      to.rest_scales + t * (columns / BLOCK), to.rest_halves + t * (columns / 16));
+    }
+
+    void multiply(const Own& own, const Room& from, int64_t first, int64_t tokens, int32_t type, const uint8_t* weight,
+                  const Activations& x, float* out) const {
+        kernels_.multiply(type, weight, x, tokens, out, own.codes);
+        if (from.rest_codes == nullptr || !type_info(type).quantized) return;
+        Activations rest = x;
+        rest.codes = from.rest_codes + first * linear_.columns;
+        rest.scales = from.rest_scales + first * (linear_.columns / BLOCK);
+        rest.halves = from.rest_halves + first * (linear_.columns / 16);
+        kernels_.multiply(type, weight, rest, tokens, own.more, own.codes);
+        for (int64_t i = 0; i < tokens * GROUP; ++i) out[i] += own.more[i];
+    }
+
+    void work(int thread, int threads) const {
+        const Own& own = own_[thread];
+        const Room& from = alone_ ? own.room : shared_;
+        if (alone_) {
+            take(from, own.rest, 0, call_.tokens);
+        } else {
+            const Range mine = share(call_.tokens, thread, threads);
+            take(from, own.rest, mine.begin, mine.end);
+            barrier();
+        }
+        const int64_t units = static_cast<int64_t>(linear_.units.size()), each = linear_.cost.back();
+        const int64_t blocks = (call_.tokens + block_ - 1) / block_;
+        int64_t unit = first_unit(each * blocks * thread / threads);
+        const int64_t last = first_unit(each * blocks * (thread + 1) / threads);
+        for (; unit < last; ++unit) compute(own, from, unit / units * block_, linear_.units[unit % units]);
+    }
+
+    // The first unit, counted over all token blocks, that has `cost` bytes or more before it.
+    int64_t first_unit(int64_t cost) const {
+        const int64_t each = linear_.cost.back(), block = cost / each;
+        const auto at = std::lower_bound(linear_.cost.begin(), linear_.cost.end() - 1, cost - block * each);
+        return block * static_cast<int64_t>(linear_.units.size()) + (at - linear_.cost.begin());
+    }
+
+    void compute(const Own& own, const Room& from, int64_t first, const Unit& unit) const {
+        const int64_t columns = linear_.columns, tokens = std::min(block_, call_.tokens - first);
+        Activations x{};
+        x.columns = columns;
+        x.values = from.values ? from.values + first * columns : reinterpret_cast<const float*>(x_at(first));
+        if (from.codes != nullptr) {
+            x.codes = from.codes + first * columns;
+            x.scales = from.scales + first * (columns / BLOCK);
+            x.halves = from.halves + first * (columns / 16);
+        }
+        if (call_.x_type == TENON_BF16 && contiguous_ && columns % 2 == 0)
+            x.bf16 = reinterpret_cast<const uint16_t*>(x_at(first));
+        multiply(own, from, first, tokens, unit.type, unit.weight, x, own.out);
+        if (unit.up != nullptr) multiply(own, from, first, tokens, unit.up_type, unit.up, x, own.up);
+        uint8_t* y = static_cast<uint8_t*>(call_.y) + (first * call_.y_stride + unit.column) * elements_size(call_.y_type);
+        kernels_.finish(own.out, unit.up ? own.up : nullptr, unit.bias, unit.up_bias, tokens, unit.rows, y,
+                        call_.y_type, call_.y_stride);
+    }
+
+    const Linear& linear_;
+    const tenon_linear_call& call_;
+    const LinearKernels& kernels_;
+    bool contiguous_, widen_, alone_;
+    int64_t block_;
+    Room shared_;
+    Own* own_ = nullptr;
+};
+
+int check_part(const tenon_linear_part& part, int64_t columns) {
+    const int64_t need = tenon_cpu_packed_bytes(part.type, part.rows, columns);
+    if (need < 0) return static_cast<int>(-need);
+    if (part.packed == nullptr || reinterpret_cast<uintptr_t>(part.packed) % 64 != 0) return TENON_BAD_ARGUMENT;
+    return part.packed_bytes < need ? TENON_BAD_SIZE : TENON_OK;
+}
+
+void add_part(Linear& linear, const tenon_linear_part& part, const float* bias, int64_t column, bool second) {
+    const TypeInfo info = type_info(part.type);
+    (info.quantized ? linear.quantized : linear.dense) = true;
+    const int64_t bytes = packed_group_bytes(part.type, info, linear.columns);
+    for (int64_t g = 0; g < num_groups(part.rows); ++g) {
+        const uint8_t* weight = static_cast<const uint8_t*>(part.packed) + g * bytes;
+        const float* own_bias = bias == nullptr ? nullptr : bias + g * GROUP;
+        if (second) {
+            Unit& unit = linear.units[static_cast<size_t>(g)];
+            unit.up = weight;
+            unit.up_type = part.type;
+            unit.up_bias = own_bias;
+        } else {
+            const int rows = static_cast<int>(std::min<int64_t>(GROUP, part.rows - g * GROUP));
+            linear.units.push_back({weight, nullptr, own_bias, nullptr, column + g * GROUP, part.type, 0, rows});
+        }
+    }
+}
+
+void build(Linear& linear, const tenon_linear_part* parts, int32_t count, const float* bias, bool silu_mul) {
+    int64_t padded = 0;
+    for (int i = 0; i < count; ++i) padded += num_groups(parts[i].rows) * GROUP;
+    if (bias != nullptr) linear.bias.assign(static_cast<size_t>(padded), 0.0f);
+    float* own_bias = bias == nullptr ? nullptr : linear.bias.data();
+    for (int i = 0; i < count; ++i) {
+        const bool second = silu_mul && i == 1;
+        if (bias != nullptr) {
+            std::copy(bias, bias + parts[i].rows, own_bias);
+            bias += parts[i].rows;
+        }
+        add_part(linear, parts[i], own_bias, linear.rows, second);
+        if (own_bias != nullptr) own_bias += num_groups(parts[i].rows) * GROUP;
+        if (!second) linear.rows += parts[i].rows;
+    }
+    linear.cost.assign(1, 0);
+    for (const Unit& unit : linear.units) {
+        int64_t bytes = packed_group_bytes(unit.type, type_info(unit.type), linear.columns);
+        if (unit.up != nullptr) bytes += packed_group_bytes(unit.up_type, type_info(unit.up_type), linear.columns);
+        linear.cost.push_back(linear.cost.back() + bytes);
+    }
+}
+
+bool is_dtype(int32_t type) { return type == TENON_F32 || type == TENON_BF16 || type == TENON_F16; }
+
+int run_linear(const tenon_linear_call& call) {
+    const auto* linear = static_cast<const Linear*>(call.linear);
+    if (linear == nullptr || call.tokens < 0 || call.tokens > (int64_t{1} << 31)) return TENON_BAD_ARGUMENT;
+    if (!is_dtype(call.x_type) || !is_dtype(call.y_type)) return TENON_NO_SUCH_TYPE;
+    if (call.tokens == 0) return TENON_OK;
+    if (call.x == nullptr || call.y == nullptr) return TENON_BAD_ARGUMENT;
+    if (call.tokens > 1 && (call.x_stride < linear->columns || call.y_stride < linear->rows)) return TENON_BAD_ARGUMENT;
+    std::lock_guard<std::mutex> lock(call_mutex);
+    return Call(*linear, call).run();
+}
+
+int run_embedding(const tenon_embedding_call& call) {
+    const int64_t need = tenon_cpu_packed_bytes(call.type, call.rows, call.columns);
+    if (need < 0) return static_cast<int>(-need);
+    if (call.packed_bytes < need) return TENON_BAD_SIZE;
+    if (!is_dtype(call.y_type)) return TENON_NO_SUCH_TYPE;
+    if (call.tokens == 0) return TENON_OK;
+    if (call.tokens < 0 || call.packed == nullptr || call.ids == nullptr || call.y == nullptr ||
+        call.y_stride < call.columns || (call.id_bytes != 4 && call.id_bytes != 8))
+        return TENON_BAD_ARGUMENT;
+    std::lock_guard<std::mutex> lock(call_mutex);
+    const LinearKernels& kernels = linear_kernels();
+    const int threads = num_threads();
+    const int64_t each = (call.columns + 15) / 16 * 16;
+    auto* rows = reinterpret_cast<float*>(scratch.get(each * 4 * threads));
+    if (rows == nullptr) return TENON_NO_MEMORY;
+    parallel_for(call.tokens, [&](int64_t begin, int64_t end, int thread) {
+        float* values = rows + each * thread;
+        for (int64_t t = begin; t < end; ++t) {
+            const int64_t id = call.id_bytes == 4 ? static_cast<const int32_t*>(call.ids)[t]
+                                                  : static_cast<const int64_t*>(call.ids)[t];
+            if (id < 0 || id >= call.rows) std::fill(values, values + call.columns, __builtin_nanf(""));
+            else kernels.expand(call.type, static_cast<const uint8_t*>(call.packed), call.columns, id, values);
+            if (call.scale != 1.0f)
+                for (int64_t c = 0; c < call.columns; ++c) values[c] *= call.scale;
+            uint8_t* y = static_cast<uint8_t*>(call.y) + t * call.y_stride * elements_size(call.y_type);
+            kernels.put_row(values, call.columns, y, call.y_type);
+        }
+    });
+    return TENON_OK;
+}
+
+}  // namespace
+
+TENON_KERNEL(tenon_cpu_linear, run_linear, tenon_linear_call)
+TENON_KERNEL(tenon_cpu_embedding, run_embedding, tenon_embedding_call)
+
+}  // namespace tenon
+
+extern "C" int tenon_cpu_linear_new(const tenon_linear_part* parts, int32_t count, int64_t columns, const float* bias,
+                                    int32_t epilogue, void** linear) {
+    if (parts == nullptr || linear == nullptr || count < 1 || count > 1024) return TENON_BAD_ARGUMENT;
+    const bool fine = (epilogue & TENON_FINE) != 0;
+    epilogue &= ~TENON_FINE;
+    if (epilogue != TENON_PLAIN && epilogue != TENON_SILU_MUL) return TENON_BAD_ARGUMENT;
+    for (int i = 0; i < count; ++i)
+        if (const int status = tenon::check_part(parts[i], columns)) return status;
+    if (epilogue == TENON_SILU_MUL && (count != 2 || parts[0].rows != parts[1].rows)) return TENON_BAD_ARGUMENT;
+    auto* made = new (std::nothrow) tenon::Linear();
+    if (made == nullptr) return TENON_NO_MEMORY;
+    made->columns = columns;
+    made->fine = fine;
+    try {
+        tenon::build(*made, parts, count, bias, epilogue == TENON_SILU_MUL);
+    } catch (const std::bad_alloc&) {
+        delete made;
+        return TENON_NO_MEMORY;
+    }
+    *linear = made;
+    return TENON_OK;
+}
+
+extern "C" void tenon_cpu_linear_free(void* linear) {
+    delete static_cast<tenon::Linear*>(linear);
+}

@@ -1,0 +1,116 @@
+// The kernels of linears, for one instruction set.
+#include "linear/kernels.h"
+
+#include "level.h"
+
+namespace tenon {
+namespace TENON_LEVEL {
+
+#include "linear/bytes.inl"
+#include "linear/blocks.inl"
+#include "linear/dense.inl"
+#include "linear/expand.inl"
+#include "linear/take.inl"
+#if TENON_LEVEL_NUMBER == 4
+#include "linear/tiles.inl"
+constexpr int64_t TILES_FROM = 8;  // tokens from which tiles are the faster
+#endif
+
+static void take(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales,
+                 int32_t* halves) {
+    const float* wide = dtype == 0 ? static_cast<const float*>(x) : values;
+    if (values != nullptr) widen(x, dtype, columns, values);
+    if (codes != nullptr) quantize(wide, columns, codes, scales, halves);
+}
+
+template <WeightType TYPE>
+static void multiply_quantized(const uint8_t* group, const Activations& x, int64_t tokens, float* out,
+                               uint8_t* scratch) {
+#if TENON_LEVEL_NUMBER == 4
+    if (tokens >= TILES_FROM) return multiply_tiles<TYPE>(group, x, tokens, out, scratch);
+#endif
+    (void)scratch;
+    multiply_blocks<TYPE>(group, x, tokens, out);
+}
+
+static void multiply(int32_t type, const uint8_t* group, const Activations& x, int64_t tokens, float* out,
+                     uint8_t* scratch) {
+    switch (static_cast<WeightType>(type)) {
+        case WeightType::f32: return multiply_dense<WeightType::f32>(group, x, tokens, out);
+        case WeightType::f16: return multiply_dense<WeightType::f16>(group, x, tokens, out);
+        case WeightType::bf16:
+#if TENON_LEVEL_NUMBER == 4
+            if (tokens >= 4 && x.bf16 != nullptr) return multiply_bf16_tiles(group, x, tokens, out);
+#endif
+            return multiply_dense<WeightType::bf16>(group, x, tokens, out);
+        case WeightType::q4_0: return multiply_quantized<WeightType::q4_0>(group, x, tokens, out, scratch);
+        case WeightType::q4_1: return multiply_quantized<WeightType::q4_1>(group, x, tokens, out, scratch);
+        case WeightType::q5_0: return multiply_quantized<WeightType::q5_0>(group, x, tokens, out, scratch);
+        case WeightType::q5_1: return multiply_quantized<WeightType::q5_1>(group, x, tokens, out, scratch);
+        case WeightType::q8_0: return multiply_quantized<WeightType::q8_0>(group, x, tokens, out, scratch);
+        case WeightType::q4_k: return multiply_quantized<WeightType::q4_k>(group, x, tokens, out, scratch);
+        case WeightType::q5_k: return multiply_quantized<WeightType::q5_k>(group, x, tokens, out, scratch);
+        case WeightType::q6_k: return multiply_quantized<WeightType::q6_k>(group, x, tokens, out, scratch);
+    }
+}
+
+static void expand(int32_t type, const uint8_t* packed, int64_t columns, int64_t row, float* values) {
+    const uint8_t* group = packed + row / GROUP * packed_group_bytes(type, type_info(type), columns);
+    const int lane = static_cast<int>(row % GROUP);
+    switch (static_cast<WeightType>(type)) {
+        case WeightType::f32: return expand_dense<WeightType::f32>(group, lane, columns, values);
+        case WeightType::f16: return expand_dense<WeightType::f16>(group, lane, columns, values);
+        case WeightType::bf16: return expand_dense<WeightType::bf16>(group, lane, columns, values);
+        case WeightType::q4_0: return expand_blocks<WeightType::q4_0>(group, lane, columns, values);
+        case WeightType::q4_1: return expand_blocks<WeightType::q4_1>(group, lane, columns, values);
+        case WeightType::q5_0: return expand_blocks<WeightType::q5_0>(group, lane, columns, values);
+        case WeightType::q5_1: return expand_blocks<WeightType::q5_1>(group, lane, columns, values);
+        case WeightType::q8_0: return expand_blocks<WeightType::q8_0>(group, lane, columns, values);
+        case WeightType::q4_k: return expand_blocks<WeightType::q4_k>(group, lane, columns, values);
+        case WeightType::q5_k: return expand_blocks<WeightType::q5_k>(group, lane, columns, values);
+        case WeightType::q6_k: return expand_blocks<WeightType::q6_k>(group, lane, columns, values);
+    }
+}
+
+TENON_INLINE void put(void* y, int dtype, int64_t at, float value) {
+    if (dtype == 0) static_cast<float*>(y)[at] = value;
+    else static_cast<uint16_t*>(y)[at] = dtype == 1 ? f32_to_bf16(value) : f32_to_f16(value);
+}
+
+// Sixteen finished values of a token.
+TENON_INLINE void end(const float* out, const float* up, const float* bias, const float* up_bias, float* result) {
+    for (int i = 0; i < GROUP; i += W) {
+        vf v = vload(out + i);
+        if (bias != nullptr) v = vadd(v, vload(bias + i));
+        if (up != nullptr) {
+            vf u = vload(up + i);
+            if (up_bias != nullptr) u = vadd(u, vload(up_bias + i));
+            const vf one = vset(1.0f);
+            v = vmul(vdiv(v, vadd(one, vexp(vsub(vzero(), v)))), u);
+        }
+        vstore(result + i, v);
+    }
+}
+
+static void finish(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
+                   int rows, void* y, int dtype, int64_t stride) {
+    float result[GROUP];
+    for (int64_t t = 0; t < tokens; ++t) {
+        const float* second = up == nullptr ? nullptr : up + t * GROUP;
+        if (dtype == 0 && rows == GROUP) {
+            end(out + t * GROUP, second, bias, up_bias, static_cast<float*>(y) + t * stride);
+        } else {
+            end(out + t * GROUP, second, bias, up_bias, result);
+            for (int i = 0; i < rows; ++i) put(y, dtype, t * stride + i, result[i]);
+        }
+    }
+}
+
+static void put_row(const float* values, int64_t columns, void* y, int dtype) {
+    for (int64_t c = 0; c < columns; ++c) put(y, dtype, c, values[c]);
+}
+
+extern const LinearKernels linear_kernels = {take, multiply, finish, expand, put_row};
+
+}  // namespace TENON_LEVEL
+}  // namespace tenon

@@ -1,0 +1,18 @@
+// Work split over the pool where it is worth waking others.
+#pragma once
+
+#include "threads.h"
+
+namespace tenon {
+
+// body(begin, end) on shares of [0, n), or here alone where n is at most `alone`.
+template <class Body>
+void split(int64_t n, int64_t alone, Body&& body) {
+    if (n <= alone || num_threads() == 1) return body(int64_t{0}, n);
+    parallel([&](int thread, int threads) {
+        const Range range = share(n, thread, threads);
+        if (range.begin < range.end) body(range.begin, range.end);
+    });
+}
+
+}  // namespace tenon
