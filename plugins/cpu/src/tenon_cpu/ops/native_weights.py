@@ -1,11 +1,7 @@
 """Linears, gated MLPs and embeddings by the native library: weights stay in the bits of their file.
 
 A GGUF part is packed block for block, its activations rounded to one or two int8 codes; a dense part keeps its stored
-<<<<<<< HEAD
 type where the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both.
-=======
-A GGUF part is packed in its blocks, and activations are rounded to int8; a dense part keeps its stored type where
->>>>>>> cpu5
 """
 
 from __future__ import annotations
