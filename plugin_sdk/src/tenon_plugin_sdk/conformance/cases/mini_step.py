@@ -28,6 +28,7 @@ from tenon_platforms.ops.rope_reference import rope_table
 from tenon_platforms.ops.rows import PrepareInputsSpec
 from tenon_platforms.ops.sampling import SamplerSpec
 from tenon_platforms.shapes import ShapeKey
+from tenon_platforms.torch_dtypes import to_torch
 
 from ..subject import Subject
 from .weights import generator, stored_linear, stored_part, to_device
@@ -140,7 +141,7 @@ def _weights(subject: Subject, specs: dict[str, Any], kernels: dict[str, Kernel]
                 stored = stored_part(spec.scheme, (VOCAB, HIDDEN), random)
                 stored = {"weight": stored["weight"] * HIDDEN**0.5}
             elif isinstance(spec, RMSNormSpec):
-                stored = (torch.randn(HIDDEN, generator=random) * 0.2 + 1).to(held["embedding"]["weight"].dtype)
+                stored = (torch.randn(HIDDEN, generator=random) * 0.2 + 1).to(to_torch(spec.dtype))
             else:
                 continue
             held[name] = kernels[name].bind(to_device(subject, stored), WeightUse(op=spec.op, name=name))
