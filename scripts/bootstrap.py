@@ -2,7 +2,8 @@
 
 Needs nothing but Python 3.10 or newer. Before anything large is installed, pip is asked what torch would bring: where
 that is another vendor's libraries (several gigabytes), nothing is installed and the message says how to get a CPU
-build. A stamp in the environment makes a second run free.
+build. What a profile asks for by name (triton, whose interpreter the tests need) is not judged. A stamp in the
+environment makes a second run free.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FLOORS = ROOT / "requirements" / "floors.txt"
 TEST_REQUIREMENTS = ROOT / "requirements" / "test.txt"
 PACKAGES = {
     "demo": ("platforms", "core", "plugins/cpu"),
-    "test": ("platforms", "core", "plugins/cpu", "plugin_sdk"),
+    "test": ("platforms", "core", "plugins/cpu", "plugins/triton", "plugins/cuda", "plugin_sdk"),
 }
 MIN_PYTHON = (3, 10)
 MIN_PIP = (22, 2)  # the first with `--report`

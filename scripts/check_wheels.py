@@ -17,6 +17,8 @@ SOURCES = {
     "tenon_core": ROOT / "core" / "src",
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "src",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "src",
+    "tenon_triton": ROOT / "plugins" / "triton" / "src",
+    "tenon_cuda": ROOT / "plugins" / "cuda" / "src",
 }
 EXTRAS = ("cpu", "cuda", "rocm", "xpu", "tpu", "ascend", "gaudi")
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import Dense, LinearPart, MergedLinearSpec
+from tenon_platforms.ops.linear import Dense, FP8Channel, LinearPart, MergedLinearSpec
+from tenon_platforms.ops.linear_reference import quantize_fp8
 from tenon_platforms.ops.mlp import ActivationMulSpec, GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
@@ -349,3 +350,22 @@ def test_rope_factors_divide_each_frequency() -> None:
     np.testing.assert_allclose(found, np.concatenate((np.cos(angles), np.sin(angles)), axis=1), atol=1e-6)
     with pytest.raises(ValueError, match="unknown rope scaling 'odd'"):
         rope_table(RopeSpec(head_dim=8, rotary_dim=8, base=5.0, max_positions=2, scaling=RopeScaling(kind="odd")))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_fp8_channel_linear_rounds_weights_a_channel_and_activations_a_token(tokens: int) -> None:
+    weight, x = torch.randn(24, 64) * torch.logspace(-3, 2, 24)[:, None], torch.randn(tokens, 64) * 7
+    values, scale = quantize_fp8(weight)
+    assert values.dtype == torch.float8_e4m3fn
+    rounded = values.double() * scale.double()[:, None]
+    assert ((rounded - weight).abs() <= weight.abs() / 15 + scale[:, None] / 100).all()
+    spec = MergedLinearSpec(
+        in_features=64,
+        parts=(LinearPart(name="p", out_features=24, scheme=FP8Channel()),),
+        dtype=DType.FLOAT32,
+    )
+    kernel = OpTable(platform="reference").choose(spec)
+    found = kernel.run(x, kernel.bind(LinearWeights(parts=({"weight": values, "scale": scale},))))
+    held, unit = quantize_fp8(x)
+    wanted = (held.double() * unit.double()[:, None]) @ rounded.T
+    torch.testing.assert_close(found.double(), wanted, atol=1e-3, rtol=1e-4)

@@ -21,6 +21,8 @@ PROJECTS = {
     "tenon_core": ROOT / "core",
     "tenon_plugin_sdk": ROOT / "plugin_sdk",
     "tenon_cpu": ROOT / "plugins" / "cpu",
+    "tenon_cuda": ROOT / "plugins" / "cuda",
+    "tenon_triton": ROOT / "plugins" / "triton",
 }
 OURS = ("tenon_", "_editable_impl_tenon_", "__editable__.tenon_", "__editable___tenon_")
 

@@ -14,6 +14,8 @@ PACKAGES = {
     "tenon_core": ROOT / "core" / "src",
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "src",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "src",
+    "tenon_cuda": ROOT / "plugins" / "cuda" / "src",
+    "tenon_triton": ROOT / "plugins" / "triton" / "src",
 }
 SKIPPED = {"__pycache__", "build", "dist"}
 

@@ -18,6 +18,8 @@ PYPROJECT = {
     "tenon_core": ROOT / "core" / "pyproject.toml",
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "pyproject.toml",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "pyproject.toml",
+    "tenon_cuda": ROOT / "plugins" / "cuda" / "pyproject.toml",
+    "tenon_triton": ROOT / "plugins" / "triton" / "pyproject.toml",
 }
 Plant = Callable[..., list[Source]]
 
@@ -58,6 +60,9 @@ def test_a_package_imports_only_what_it_declares(package: str) -> None:
         ("tenon_core", "import transformers"),
         ("tenon_cpu", "from tenon_core import LLM"),
         ("tenon_cpu", "import tenon_plugin_sdk"),
+        ("tenon_cpu", "import tenon_triton"),
+        ("tenon_triton", "import tenon_cuda"),
+        ("tenon_triton", "import pynvml"),
         ("tenon_plugin_sdk", "from tenon_core.engine.engine import Engine"),
     ],
 )
@@ -73,6 +78,12 @@ def test_a_forbidden_import_is_found(plant: Plant, package: str, line: str) -> N
 @pytest.mark.parametrize("package", ["tenon_platforms", "tenon_core"])
 def test_core_and_contract_name_no_device(package: str) -> None:
     found = device_names.violations(ours(package))
+    assert not found, report(found)
+
+
+def test_the_kernel_library_names_no_device_but_its_language() -> None:
+    sources = ours("tenon_triton")
+    found = device_names.violations(sources, {(source.name, "triton"): "its language" for source in sources})
     assert not found, report(found)
 
 

@@ -82,6 +82,32 @@ def test_nothing_is_installed_where_torch_would_bring_them(
     assert len(calls) == 2, "the stamp makes a second run free"
 
 
+def test_what_the_tests_ask_for_by_name_is_not_judged(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (pinned,) = [
+        Requirement(line.partition("  #")[0])
+        for line in bootstrap.TEST_REQUIREMENTS.read_text().splitlines()
+        if line.startswith("triton")
+    ]
+    assert bootstrap.foreign_wheels([pinned.name]), "where torch brings it, torch is no CPU build"
+    assert pinned.marker is not None
+    assert pinned.marker.evaluate({"sys_platform": "linux", "platform_machine": "x86_64"})
+    assert not pinned.marker.evaluate({"sys_platform": "darwin", "platform_machine": "arm64"})
+    calls: list[tuple[str, ...]] = []
+
+    def pip(python: Path, *arguments: str | Path) -> None:
+        calls.append(tuple(map(str, arguments)))
+        if "--report" in arguments:
+            Path(arguments[arguments.index("--report") + 1]).write_text('{"install": []}')
+
+    monkeypatch.setattr(bootstrap, "pip", pip)
+    monkeypatch.setattr(bootstrap, "make_venv", lambda folder: folder)
+    bootstrap.prepare("test", tmp_path)
+    assert str(bootstrap.TEST_REQUIREMENTS) not in calls[0]
+    assert str(bootstrap.TEST_REQUIREMENTS) in calls[1]
+
+
 def test_an_old_python_is_told(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bootstrap, "MIN_PYTHON", (99, 0))
     with pytest.raises(bootstrap.Stop, match=r"too old: use 3\.10"):

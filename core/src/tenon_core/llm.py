@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,17 +18,17 @@ from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
 from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.inline import InlineLink
+from tenon_core.client.interrupts import interrupts_held
 from tenon_core.client.link import SteppedLink
 from tenon_core.client.model_files import ModelFiles, open_model_files
 from tenon_core.client.outputs import RequestOutput
+from tenon_core.client.prompts import Params, PromptLike, as_list, as_params, as_priorities, as_prompts, text_or_ids
 from tenon_core.client.templates import ChatTemplate
 from tenon_core.config import EngineConfig
 from tenon_core.sampling.params import SamplingParams
-from tenon_platforms.errors import CapacityError, ConfigError, RequestError
+from tenon_platforms.errors import CapacityError, ConfigError
 
-PromptLike = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -37,6 +39,8 @@ class LLM:
 
     model: a folder, a .gguf file, a hub id or pkg:PACKAGE. chat_template: a file that replaces the model's own.
     options: any field of `EngineConfig`, by its flat name. Raises `TenonError` with a remedy.
+
+    Threads may share one: their calls run one after another. Another process may not.
     """
 
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
@@ -53,6 +57,8 @@ class LLM:
 
     def _set_up(self, link: SteppedLink, files: ModelFiles, *, seed: int) -> None:
         self._link: SteppedLink | None = link
+        self._turn = threading.Lock()  # the engine is one thread's at a time
+        self._pid = os.getpid()
         self._files = files
         self._generation = Generation(link=link, vocabulary=TokenBytes(backend=files.tokenizer.backend), seed=seed)
         template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
@@ -73,6 +79,7 @@ class LLM:
         use_tqdm: show progress on a terminal. Raises `RequestError` for a prompt or parameter that is not servable;
         nothing was generated then.
         """
+        self._open_link()
         many = as_prompts(prompts)
         encoded = [self._encode(one) for one in many]
         return self._run(encoded, as_params(sampling_params, len(many)), use_tqdm, cache_salt, priority)
@@ -91,7 +98,8 @@ class LLM:
 
         tools: described to the model by the template, in OpenAI's form; its calls stay in the text.
         """
-        many: Any = list(messages)
+        self._open_link()  # before a template's worker is asked
+        many: Any = as_list(messages, "messages")
         conversations: list[Sequence[Message]] = [many] if not many or isinstance(many[0], Mapping) else many
         encoded = [
             self._conversation.encode(
@@ -102,15 +110,11 @@ class LLM:
         return self._run(encoded, as_params(sampling_params, len(encoded)), use_tqdm, "", None)
 
     def _encode(self, given: PromptLike) -> tuple[str | None, list[int]]:
-        prompt: Any = given
-        if isinstance(prompt, Mapping):
-            ids = prompt.get("prompt_token_ids")
-            if ids is not None:
-                return prompt.get("prompt"), list(ids)
-            prompt = prompt.get("prompt", "")
-        if isinstance(prompt, str):
-            return prompt, self._files.tokenizer.encode(prompt)
-        return None, list(prompt)
+        text, ids = text_or_ids(given)
+        if ids is not None:
+            return text, ids
+        assert text is not None
+        return text, self._files.tokenizer.encode(text)
 
     def _run(
         self,
@@ -120,17 +124,31 @@ class LLM:
         cache_salt: str,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        link = self._open_link()
-        if priority is not None and len(priority) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts and {len(priority)} priorities", param="priority")
+        priorities = as_priorities(priority, len(prompts))
+        self._open_link()
         for one in params:
             self._grammars.check(one.structured_outputs)
+        with self._turn, interrupts_held() as let_interrupt:
+            return self._run_alone(prompts, params, use_tqdm, cache_salt, priorities, let_interrupt)
+
+    def _run_alone(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+        cache_salt: str,
+        priorities: Sequence[int],
+        let_interrupt: Callable[[], None],
+    ) -> list[RequestOutput]:
+        """All prompts to their ends, no other thread using the engine meanwhile."""
+        link = self._open_link()
         waiting = deque(range(len(prompts)))
         started: list[ActiveRequest] = []
         try:
             with _progress(len(prompts), use_tqdm) as advance:
                 while waiting or self._generation.num_active:
                     while waiting:
+                        let_interrupt()
                         place = waiting[0]
                         text, ids = prompts[place]
                         try:
@@ -139,7 +157,7 @@ class LLM:
                                 params[place],
                                 prompt=text,
                                 cache_salt=cache_salt,
-                                priority=0 if priority is None else priority[place],
+                                priority=priorities[place],
                             )
                         except CapacityError:
                             if not self._generation.num_active:
@@ -147,6 +165,7 @@ class LLM:
                             break  # the queue is full: go on when some have ended
                         started.append(request)
                         waiting.popleft()
+                    let_interrupt()
                     update = link.step()
                     if update is not None:
                         advance(sum(1 for request in self._generation.take(update) if request.is_done))
@@ -165,22 +184,37 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes."""
-        link = self._open_link()
-        if isinstance(link, InlineLink):
-            link.reset_prefix_cache()
+        with self._turn:
+            link = self._open_link()
+            if isinstance(link, InlineLink):
+                link.reset_prefix_cache()
 
     def _open_link(self) -> SteppedLink:
+        if self._pid != os.getpid():
+            raise ConfigError(
+                f"this LLM was made in process {self._pid} and is used in process {os.getpid()}: its device and threads"
+                " did not come along",
+                remedy="make one in the process that uses it",
+            )
         if self._link is None:
             raise ConfigError("this LLM was shut down", remedy="make a new one")
         return self._link
 
     def shutdown(self) -> None:
-        """Give the device back. May be called twice."""
+        """Give the device back, after what runs. May be called twice; in a forked process it touches nothing."""
+        if self._pid != os.getpid():
+            return
         self._conversation.close()
         self._grammars.close()
-        if self._link is not None:
-            self._link.shutdown()
-            self._link = None
+        with self._turn:
+            if self._link is not None:
+                self._link.shutdown()
+                self._link = None
+
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            "an LLM cannot be pickled or copied: it holds a device", remedy="make one in the process that uses it"
+        )
 
     def __enter__(self) -> LLM:
         return self
@@ -189,27 +223,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """One prompt, or several, as a list. A flat list of numbers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    many: list[Any] = list(prompts)
-    if many and all(isinstance(one, int) for one in many):
-        return [many]
-    return many
-
-
-def as_params(params: Params, count: int) -> list[SamplingParams]:
-    """Parameters for every prompt."""
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts and {len(params)} sampling parameters", param="sampling_params")
-    return list(params)
 
 
 @contextmanager

@@ -294,3 +294,23 @@ def test_compiles_after_ready_are_counted() -> None:
     assembled = null_engine(num_blocks=40)
     assembled.engine.mark_ready()
     assert assembled.engine.stats().num_compiles_after_ready == 0
+
+
+def test_blocks_are_copied_by_contiguous_lists() -> None:
+    """Kernels read them by address: a strided view of pairs would be read as pairs."""
+    engine = VARIANTS[sorted(VARIANTS)[0]]().engine
+    backend = engine.executor.runner.model.groups[0].backend
+    seen: list[tuple[Any, Any]] = []
+    inner = backend.copy_blocks
+
+    def watched(caches: list[Any], source: Any, target: Any) -> None:
+        seen.append((source, target))
+        inner(caches, source, target)
+
+    backend.copy_blocks = watched
+    engine.submit(request(1, [3] * 7, n=3, max_tokens=4))
+    while engine.has_work():
+        engine.step()
+    assert seen
+    for source, target in seen:
+        assert source.is_contiguous() and target.is_contiguous() and source.shape == target.shape

@@ -62,7 +62,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def copy_blocks(self, caches: list[Any], source: Tensor, target: Tensor) -> None:
-        """Copy whole blocks, int32 [n] to int32 [n], in every layer's cache (copy on write)."""
+        """Copy whole blocks, int32 [n] to int32 [n] (both contiguous), in every layer's cache (copy on write)."""
 
     @abstractmethod
     def export_blocks(self, cache: Any, blocks: Tensor) -> Tensor:

@@ -12,7 +12,15 @@ pytestmark = pytest.mark.backend
 
 
 class TestConformance(ConformanceSuite):
-    """On one thread, as CI has no more to give."""
+    """Torch's kernels, on one thread, as CI has no more to give."""
 
     platform = "cpu"
-    options: ClassVar[dict[str, str]] = {"threads": "1"}
+    options: ClassVar[dict[str, str]] = {"threads": "1", "kernels": "torch"}
+
+
+class TestNativeExecution(ConformanceSuite):
+    """The native library's steps: the device, and replays of the tape."""
+
+    platform = "cpu"
+    options: ClassVar[dict[str, str]] = {"threads": "1", "kernels": "auto"}
+    level = "L1,L3"

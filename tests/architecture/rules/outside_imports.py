@@ -26,12 +26,15 @@ MODULES = {
     "importlib-metadata": {"importlib_metadata"},
     "huggingface-hub": {"huggingface_hub"},
     "prometheus-client": {"prometheus_client"},
+    "nvidia-ml-py": {"pynvml"},
 }
 OWN_ALLOWED: Mapping[str, frozenset[str]] = {
     "tenon_platforms": frozenset(),
     "tenon_core": frozenset({"tenon_platforms"}),
     "tenon_plugin_sdk": frozenset({"tenon_platforms", "tenon_core"}),
     "tenon_cpu": frozenset({"tenon_platforms"}),
+    "tenon_cuda": frozenset({"tenon_platforms", "tenon_triton"}),
+    "tenon_triton": frozenset({"tenon_platforms"}),
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
+from tenon_platforms.errors import DeviceError
 
 if TYPE_CHECKING:
     from tenon_core.engine.engine import Engine
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class InlineLink:
-    """A `SteppedLink` around an engine. Not thread-safe: one thread uses it."""
+    """A `SteppedLink` around an engine. Not thread-safe: one thread uses it.
+
+    A step that does not come to its end, by a signal's exception or a device that is lost, leaves the engine *torn*: it
+    takes nothing any more and says so.
+    """
 
     engine: Engine
+    is_torn: bool = False
 
     @classmethod
     def start(cls, config: EngineConfig, *, on_phase: Callable[[str, float], None] | None = None) -> InlineLink:
@@ -33,16 +39,26 @@ class InlineLink:
         return self.engine.facts
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises `RequestError` or `CapacityError`."""
+        """Queue a request. Raises `RequestError`, `CapacityError`, or `DeviceError` where the engine is torn."""
+        if self.is_torn:
+            raise DeviceError(
+                "the engine was stopped in the midst of a step and cannot go on",
+                remedy="shut it down and make a new one",
+            )
         self.engine.submit(request)
 
     def abort(self, *, ids: Sequence[int] = (), keys: Sequence[int] = ()) -> None:
         """End requests, or single samples."""
-        self.engine.abort(ids=ids, keys=keys)
+        if not self.is_torn:
+            self.engine.abort(ids=ids, keys=keys)
 
     def step(self) -> StepUpdate | None:
         """One iteration of the loop."""
-        return self.engine.step()
+        try:
+            return self.engine.step()
+        except BaseException:
+            self.is_torn = True
+            raise
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""

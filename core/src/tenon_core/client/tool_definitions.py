@@ -16,6 +16,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 def checked_tools(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
     """Schemas of parameters by the tools' names. Raises `RequestError` naming what is wrong."""
+    if not isinstance(tools, (list, tuple)):
+        raise _refusal(f"tools is {tools!r:.80}: expected a list")
     if len(tools) > MAX_TOOLS:
         raise _refusal(f"{len(tools)} tools: at most {MAX_TOOLS} are allowed")
     found: dict[str, Mapping[str, Any]] = {}

@@ -29,6 +29,7 @@ from tenon_core.models.weights import DummySource, WeightSource
 from tenon_core.sampling.params import SamplingParams
 from tenon_platforms.adjustments import Ledger
 from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, DeviceError
 from tenon_platforms.hookspecs import control_plane
@@ -108,9 +109,8 @@ def start_with_report(
         assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype)
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)
-    with clock.phase("warm up"), _no_garbage_collection(), sockets.device.inference_context():
-        for key in assembled.policy.eager_keys():
-            assembled.runner.prepare(key)
+    with clock.phase("warm up"):
+        warm_up(assembled, sockets.device)
     plan = resolved_plan(config, platform, manifest, assembled, dtype, kv_dtype)
     with clock.phase("first request"):
         answer_one(assembled.engine)
@@ -212,7 +212,13 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
     checkpoint, family = opened.checkpoint, opened.family
     weights: WeightSource
     if config.model.load_format == "dummy":
-        weights = DummySource.for_model(opened.spec, family.weights, dtype=dtype, seed=config.platform.seed)
+        weights = DummySource.for_model(
+            opened.spec,
+            family.weights,
+            dtype=dtype,
+            seed=config.platform.seed,
+            torch_device=sockets.device.torch_device,
+        )
         total = 0
     else:
         weights = CheckpointSource(checkpoint.tensors, sockets.capabilities)
@@ -236,6 +242,13 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
             max_model_len=opened.max_model_len,
             on_read=lambda name: advance(1),
         )
+
+
+def warm_up(assembled: Assembled, device: Device) -> None:
+    """Compile, capture or run every key of the lattice that must be ready before requests are."""
+    with _no_garbage_collection(), device.inference_context():
+        for key in assembled.policy.eager_keys():
+            assembled.runner.prepare(key)
 
 
 def resolved_plan(

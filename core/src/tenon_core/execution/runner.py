@@ -367,8 +367,8 @@ class Runner:
             padded[: len(pairs)] = pairs
             pieces = np.split(padded, len(padded) // COPY_PIECE)
         for piece in pieces:
-            target = self._to_device(piece)
-            self.model.groups[0].backend.copy_blocks(self._pool(), target[:, 0], target[:, 1])
+            sources, targets = self._to_device(piece.T)  # each contiguous
+            self.model.groups[0].backend.copy_blocks(self._pool(), sources, targets)
 
     def _pool(self) -> list[Any]:
         """Every distinct cache once: layers of different groups share them."""

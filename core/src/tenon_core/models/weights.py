@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -97,18 +97,22 @@ class WeightReader:
 class DummySource:
     """Random weights for benchmarks and tests (`--load-format dummy`): normal, from a seed; norms are ones.
 
-    shapes: name -> shape. A tensor's values depend on its name and the seed alone.
+    shapes: name -> shape. torch_device: where they are made, a large model in seconds where that is an accelerator. On
+    one kind of device a tensor's values depend on its name and the seed alone.
     """
 
     shapes: dict[str, tuple[int, ...]]
     dtype: DType
     seed: int = 0
     deviation: float = 0.02
+    torch_device: Any = "cpu"
 
     @classmethod
-    def for_model(cls, spec: ModelSpec, names: WeightNames, *, dtype: DType, seed: int = 0) -> DummySource:
+    def for_model(
+        cls, spec: ModelSpec, names: WeightNames, *, dtype: DType, seed: int = 0, torch_device: Any = "cpu"
+    ) -> DummySource:
         """Every tensor that building `spec` reads."""
-        return cls(shapes=dict(tensor_shapes(spec, names)), dtype=dtype, seed=seed)
+        return cls(shapes=dict(tensor_shapes(spec, names)), dtype=dtype, seed=seed, torch_device=torch_device)
 
     def names(self) -> Iterable[str]:
         return self.shapes
@@ -125,11 +129,10 @@ class DummySource:
     def tensors(self, name: str) -> PartTensors:
         shape, dtype = self.shapes[name], to_torch(self.dtype)
         if "norm" in name:
-            return {"weight": torch.ones(shape, dtype=dtype)}
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + (self.seed << 32))
-        return {
-            "weight": torch.empty(shape, dtype=torch.float32).normal_(0, self.deviation, generator=generator).to(dtype)
-        }
+            return {"weight": torch.ones(shape, dtype=dtype, device=self.torch_device)}
+        generator = torch.Generator(self.torch_device).manual_seed(zlib.crc32(name.encode(), self.seed))
+        weight = torch.empty(shape, dtype=torch.float32, device=self.torch_device)
+        return {"weight": weight.normal_(0, self.deviation, generator=generator).to(dtype)}
 
 
 def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tuple[int, ...]]]:

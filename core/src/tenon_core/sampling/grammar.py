@@ -65,7 +65,8 @@ def explained(wanted: StructuredOutputs, why: str) -> RequestError:
     """The library's refusal in our words; keywords of a schema that are not supported are told with their paths."""
     if wanted.json is not None and (paths := unsupported(wanted.json, why)):
         return refusal(f"uses JSON schema keywords that are not supported: {', '.join(paths[:8])}")
-    return refusal(f"{wanted.kind} is not usable: {' '.join(why.split())[:400]}")
+    shown = " ".join(why.partition("<state>")[0].split())  # what follows is the parser's inside
+    return refusal(f"{wanted.kind} is not usable: {shown[:400]}")
 
 
 def unsupported(schema: str, why: str) -> list[str]:

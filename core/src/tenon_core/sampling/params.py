@@ -100,6 +100,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise RequestError(
                     f"logit_bias[{token}] is {bias!r}: a bias lies between -100 and 100", param="logit_bias"
                 )
+        if not isinstance(self.structured_outputs, (StructuredOutputs, type(None))):
+            raise RequestError(
+                f"structured_outputs is {self.structured_outputs!r:.80}: expected StructuredOutputs",
+                param="structured_outputs",
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", param="min_tokens"

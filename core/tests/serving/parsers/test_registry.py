@@ -155,6 +155,7 @@ def test_a_second_owner_of_a_name_is_named(install: object) -> None:
 def test_one_that_is_none_and_one_that_does_not_load(install: object, caplog: pytest.LogCaptureFixture) -> None:
     entries = "[tenon.reasoning_parsers]\nodd = toy_odd:THING\nbroken = toy_missing:X\n"
     install("toy-odd", entries, "toy_odd", "THING = 3\n")  # type: ignore[operator]
+    caplog.set_level("WARNING")
     with pytest.raises(PluginError, match="'odd' is 3: expected a ReasoningFormat or Harmony"):
         load_parsers("none", "odd", None)
     with pytest.raises(PluginError, match="does not load"):

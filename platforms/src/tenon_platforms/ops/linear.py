@@ -47,6 +47,18 @@ class GGUFBlocks(WeightScheme):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FP8Channel(WeightScheme):
+    """`weight` float8_e4m3fn [out, in] and `scale` float32 [out]: w = weight * scale (arXiv 2209.05433).
+
+    Activations are quantized as they come, a scale a token: x ~ q * max(|x|) / 448. A kernel may keep more of them.
+    """
+
+    @property
+    def id(self) -> str:
+        return "fp8-channel"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinearPart(Spec):
     """One of the weights that a merged linear computes together, such as `q`, `k`, `v`.
 

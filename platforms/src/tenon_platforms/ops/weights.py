@@ -1,6 +1,7 @@
 """The weights that ops are given: checkpoint tensors grouped per op, before a kernel prepares them.
 
-A part is a dict of tensors whose names its scheme fixes (`Dense`: weight; `GGUFBlocks`: blocks).
+A part is a dict of tensors whose names its scheme fixes (`Dense`: weight; `GGUFBlocks`: blocks; `FP8Channel`: weight,
+scale).
 """
 
 from __future__ import annotations

@@ -1,0 +1,179 @@
+"""Checks of the CUDA platform's own parts on the real card: copies, events, faults, graphs, FP8 products, NCCL.
+
+Each takes an open device and returns a few words, or raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tenon_cuda.collectives import NCCLCollectives
+from tenon_cuda.graphs import CaptureExecutable, GraphPool, GraphRecorder
+from tenon_cuda.ops import fp8
+from tenon_platforms.device import Fault
+from tenon_platforms.dtypes import DType
+from tenon_platforms.kernel import Kernel
+from tenon_platforms.ops.linear import Dense, LinearPart, MergedLinearSpec
+from tenon_platforms.ops.weights import LinearWeights
+from tenon_platforms.shapes import ShapeKey
+
+
+def copies(device: Any) -> str:
+    """Pinned and pageable, small and large, there and back, in order."""
+    with device.inference_context():
+        source = torch.randint(0, 1 << 30, (40 << 20,), dtype=torch.int32)  # 160 MiB, pageable
+        target = device.empty((40 << 20,), torch.int32)
+        device.copy(target, source)
+        device.synchronize()
+        start = time.perf_counter()
+        device.copy(target, source)
+        device.synchronize()
+        rate = source.nbytes / (time.perf_counter() - start) / 1e9
+        back = device.host_buffer((40 << 20,), torch.int32)
+        device.copy(back, target)
+        device.event().wait()
+        assert torch.equal(back, source), "what came back is not what was sent"
+        small, landed = device.host_buffer((8,), torch.int32), device.zeros((8,), torch.int32)
+        for value in range(50):
+            small.fill_(value)
+            device.copy(landed, small)
+            device.event().wait()
+            assert int(landed.sum()) == 8 * value
+    return f"pageable {rate:.1f} GB/s"
+
+
+def memory(device: Any) -> str:
+    """Free memory falls by what is taken, and comes back."""
+    before = device.memory()
+    held = device.zeros((1 << 30,), torch.uint8)
+    during = device.memory()
+    del held
+    after = device.memory()
+    assert before.free - during.free > 0.9 * (1 << 30), (before, during)
+    assert abs(after.free - before.free) < 64 << 20, (before, after)
+    assert 0 < before.free <= before.total
+    return f"{before.free / 2**30:.1f} of {before.total / 2**30:.1f} GiB free"
+
+
+def faults(device: Any) -> str:
+    """A real out-of-memory is told, and the device goes on."""
+    try:
+        device.empty((1 << 44,), torch.uint8)
+    except RuntimeError as error:
+        assert device.classify_fault(error) is Fault.OUT_OF_MEMORY, error
+    else:
+        raise AssertionError("16 TiB were granted")
+    assert int(device.zeros((4,), torch.int32).sum()) == 0
+    return "out of memory is told"
+
+
+def key_of(rows: int) -> ShapeKey:
+    return ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, static=True)
+
+
+def graphs(device: Any) -> str:
+    """Captures share a pool, replay on new inputs, survive a release, and what cannot be captured runs eagerly."""
+    pool = GraphPool()
+    weight = torch.randn(256, 256, device=device.torch_device)
+
+    def step(x: Any) -> Any:
+        return SimpleNamespace(y=(x @ weight).relu() @ weight)
+
+    with device.inference_context():
+        executable = CaptureExecutable(step, name="step", recorder=GraphRecorder(pool))
+        inputs = {rows: torch.randn(rows, 256, device=device.torch_device) for rows in (64, 8, 1)}
+        for _ in range(2):
+            for rows, x in inputs.items():
+                executable.prepare(key_of(rows), x)
+            for _ in range(3):
+                for rows, x in inputs.items():
+                    x.normal_()
+                    torch.testing.assert_close(executable.run(key_of(rows), x).y, step(x).y)
+            executable.release()
+        assert executable.num_captures == 6
+
+        def unsafe(x: Any) -> Any:
+            return SimpleNamespace(y=x * float(x.sum().item()))
+
+        logging.getLogger("tenon_cuda.graphs").setLevel(logging.ERROR)
+        refused = CaptureExecutable(unsafe, name="unsafe", recorder=GraphRecorder(pool))
+        try:
+            for _ in range(3):
+                torch.testing.assert_close(refused.run(key_of(8), inputs[8]).y, unsafe(inputs[8]).y)
+        finally:
+            logging.getLogger("tenon_cuda.graphs").setLevel(logging.NOTSET)
+        assert refused.num_captures == 0
+        executable.prepare(key_of(8), inputs[8])  # capturing still works after one that failed
+        inputs[8].normal_()
+        torch.testing.assert_close(executable.run(key_of(8), inputs[8]).y, step(inputs[8]).y)
+        device.synchronize()
+    return "6 captures, 1 refused"
+
+
+def fp8_products(device: Any) -> str:
+    """W8A8 products are their arithmetic in float64, for few rows and many, with a bias and without."""
+    worst = 0.0
+    with device.inference_context():
+        for rows in (1, 3, 16, 257, 2048):
+            for bias in (False, True):
+                part = LinearPart(name="q", out_features=512, scheme=Dense(stored=DType.BFLOAT16))
+                spec = MergedLinearSpec(in_features=1024, parts=(part,), dtype=DType.BFLOAT16, bias=bias)
+                kernel = fp8.w8a8(spec)
+                assert isinstance(kernel, Kernel), kernel
+                weight = torch.randn(512, 1024, device=device.torch_device, dtype=torch.bfloat16) * 0.02
+                offset = torch.randn(512, device=device.torch_device, dtype=torch.bfloat16) if bias else None
+                prepared = kernel.bind(LinearWeights(parts=({"weight": weight},), bias=offset))
+                x = torch.randn(rows, 1024, device=device.torch_device, dtype=torch.bfloat16)
+                quantized, scale = fp8.quantize_rows(x)
+                exact = (quantized.double() * scale) @ (prepared.weight.double() * prepared.scale.t()).t()
+                exact = exact + (0 if offset is None else offset.double())
+                error = float((kernel.run(x, prepared).double() - exact).abs().max() / exact.abs().max())
+                assert error < 0.01, f"{rows} rows, bias {bias}: relative error {error}"
+                worst = max(worst, error)
+    return f"worst relative error {worst:.1e}"
+
+
+def collectives(device: Any) -> str:
+    """NCCL over one rank: every operation, one of them inside a graph."""
+    group = NCCLCollectives(device, rank=0, size=1, address="tcp://127.0.0.1:29555")
+    try:
+        x = torch.randn(8, 16, device=device.torch_device)
+        expected = x.clone()
+        for found in (
+            group.all_reduce(x),
+            group.reduce_scatter(x),
+            group.all_gather(x),
+            group.all_to_all(x, [8], [8]),
+            group.broadcast(x),
+        ):
+            torch.testing.assert_close(found, expected)
+        group.barrier()
+        assert group.agree("plan")
+        with device.inference_context():
+            executable = CaptureExecutable(group.all_reduce, name="reduce", recorder=GraphRecorder(GraphPool()))
+            static = torch.ones(8, device=device.torch_device)
+            executable.prepare(key_of(8), static)
+            assert executable.num_captures == 1, "all_reduce was not captured"
+            static.fill_(3)
+            torch.testing.assert_close(executable.run(key_of(8), static), static)
+            device.synchronize()
+            executable.release()
+    finally:
+        group.close()
+    return "one rank, captured too"
+
+
+DEVICE_CHECKS: dict[str, Callable[[Any], str]] = {
+    "copies": copies,
+    "memory": memory,
+    "faults": faults,
+    "graphs": graphs,
+    "fp8 products": fp8_products,
+    "collectives": collectives,
+}

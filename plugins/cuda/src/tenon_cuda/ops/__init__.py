@@ -1,0 +1,1 @@
+"""Kernels of the CUDA platform and their offers."""

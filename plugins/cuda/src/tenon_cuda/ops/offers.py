@@ -1,0 +1,45 @@
+"""Every kernel the CUDA platform offers, by priority: tenon-triton's, then torch's own.
+
+What nobody offers runs on the contract's reference kernels, and start-up says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from tenon_platforms.errors import PluginError
+from tenon_platforms.ops.linear import MergedLinearSpec
+from tenon_platforms.ops.table import OpTable
+
+from ..options import CUDAOptions
+from . import fp8, linear
+
+if TYPE_CHECKING:
+    from tenon_platforms.device import Device
+
+    from ..capabilities import Arch
+
+LOG = logging.getLogger(__name__)
+LIBRARY = "tenon_triton"
+
+
+def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) -> None:
+    """Offer the kernels that `settings` let in. Raises `PluginError` where tenon-triton is there and does not load."""
+    if settings.quantize == "fp8":
+        table.offer(MergedLinearSpec, "w8a8", fp8.w8a8, priority=1)
+    table.offer(MergedLinearSpec, "cublas", linear.cublas)
+    if settings.kernels == "torch":
+        return
+    if find_spec(LIBRARY) is None:
+        LOG.warning("tenon-triton is not installed: most ops run on slow reference kernels (pip install tenon-triton)")
+        return
+    try:
+        from . import triton_offers
+    except ImportError as error:
+        raise PluginError(
+            f"tenon-triton does not load: {error}",
+            remedy="reinstall tenon-triton and a triton that fits torch, or pass --platform-opt cuda.kernels=torch",
+        ) from error
+    triton_offers.register(table, device, triton_offers.device_facts(device, arch), settings)

@@ -1,0 +1,53 @@
+"""tenon-triton's kernels, offered with what they must know of an NVIDIA GPU: its facts, and the policy of its linears.
+
+Which kernels there are and what they understand is the library's to say (`tenon_triton.ops.offers`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tenon_platforms.kernel import Kernel, No
+from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.table import OpTable
+from tenon_triton.attention import offer as attention
+from tenon_triton.facts import DeviceFacts
+from tenon_triton.ops import offers
+from tenon_triton.ops.linear import LinearPolicy
+
+from ..capabilities import Arch
+from ..options import CUDAOptions
+
+if TYPE_CHECKING:
+    from tenon_platforms.device import Device
+
+PRIORITY = 10
+ASYNC_COPIES_FROM = (8, 0)
+DEFAULT_SHARED_BYTES = 48 << 10  # where torch does not tell: what every card grants
+
+
+def device_facts(device: Device, arch: Arch) -> DeviceFacts:
+    """What kernels need to know of an open device."""
+    found = torch.cuda.get_device_properties(device.torch_device)
+    return DeviceFacts(
+        compute_units=found.multi_processor_count,
+        shared_bytes=getattr(found, "shared_memory_per_block_optin", DEFAULT_SHARED_BYTES),
+        warp_size=32,
+        fp8=arch.has_fp8,
+        async_copies=(arch.major, arch.minor) >= ASYNC_COPIES_FROM,
+    )
+
+
+def register(table: OpTable, device: Device, facts: DeviceFacts, settings: CUDAOptions) -> None:
+    """Offer them all. Raises `PluginError` where an offer's name is taken."""
+    head = LinearPolicy(float8=facts.fp8)  # never quantized by us: its error is a logit's
+    layers = replace(head, online_float8=settings.quantize == "fp8")
+
+    def paged(spec: AttentionSpec) -> Kernel | No:
+        return attention.paged_attention(spec, device, facts, batch_invariant=table.batch_invariant)
+
+    table.offer(AttentionSpec, "triton.paged", paged, features=attention.FEATURES, priority=PRIORITY)
+    offers.register(table, layers, head=head, priority=PRIORITY)

@@ -1,0 +1,118 @@
+"""Which NVIDIA GPUs are here, asking torch nothing: NVML where it is installed, else the driver's files.
+
+Creates no context and is safe before a fork: NVML is closed again, `/proc` and `/sys` are only read. NVML counts
+in PCI order; a visibility variable is honoured as CUDA does (indices or beginnings of UUIDs, up to the first unknown).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tenon_platforms.device import DeviceInfo
+
+VISIBILITY = "CUDA_VISIBLE_DEVICES"
+DRIVER_FOLDER = "proc/driver/nvidia/gpus"
+
+
+def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None, nvml: Any = None) -> tuple[DeviceInfo, ...]:
+    """The devices this process may use, numbered as it sees them. nvml: the module, for tests; None: import it."""
+    environ = os.environ if environ is None else environ
+    found = _from_nvml(nvml or _import_nvml(), root)
+    if found is None:
+        found = _from_driver_files(root)
+    return tuple(replace(info, id=index) for index, info in enumerate(visible(found, environ.get(VISIBILITY))))
+
+
+def visible(found: list[DeviceInfo], value: str | None) -> list[DeviceInfo]:
+    """Those that the variable's value lets through, in its order."""
+    if value is None:
+        return found
+    chosen: list[DeviceInfo] = []
+    for entry in (part.strip() for part in value.split(",")):
+        if entry.isdigit():
+            match = [info for info in found if info.id == int(entry)]
+        else:
+            match = [info for info in found if entry and info.uuid.startswith(entry)]
+        if len(match) != 1 or match[0] in chosen:
+            break
+        chosen += match
+    return chosen
+
+
+def _import_nvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:  # the driver's files will do
+        return None
+
+
+def _from_nvml(nvml: Any, root: Path) -> list[DeviceInfo] | None:
+    if nvml is None:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver library, or one that does not answer: the files say more
+        return None
+    try:
+        return [_nvml_device(nvml, index, root) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_device(nvml: Any, index: int, root: Path) -> DeviceInfo:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    address = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+    return DeviceInfo(
+        id=index,
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        arch=f"sm_{major}{minor}",
+        memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        numa_node=_numa_node(root, address),
+    )
+
+
+def _from_driver_files(root: Path) -> list[DeviceInfo]:
+    """From `/proc/driver/nvidia/gpus/ADDRESS/information`; architecture and memory are not told there."""
+    devices = []
+    for index, folder in enumerate(sorted((root / DRIVER_FOLDER).glob("*"))):
+        facts = _facts(folder / "information")
+        devices.append(
+            DeviceInfo(
+                id=index,
+                name=facts.get("Model", "NVIDIA GPU"),
+                uuid=facts.get("GPU UUID", ""),
+                numa_node=_numa_node(root, folder.name.lower()),
+            )
+        )
+    return devices
+
+
+def _facts(file: Path) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _numa_node(root: Path, address: str) -> int | None:
+    """The kernel's answer, where it has one. NVML writes the PCI domain with eight digits, the kernel with four."""
+    domain, _, rest = address.partition(":")
+    try:
+        node = int((root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _text(value: Any) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,172 @@
+"""The lattice, and captured executables over a fake recorder: what runs when, how often, and what failure does."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenon_cuda.execution import LARGE_MEMORY, CUDAExecution, decode_rows
+from tenon_cuda.graphs import CaptureExecutable
+from tenon_cuda.options import CUDAOptions
+from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.device import Device
+from tenon_platforms.execution import EagerExecutable, EngineLimits
+from tenon_platforms.shapes import DynamicShapes, LatticeShapes, SamplingMode, ShapeKey
+
+pytestmark = pytest.mark.unit
+
+
+def key_of(rows: int = 4, *, static: bool = True, mode: SamplingMode | None = None) -> ShapeKey:
+    return ShapeKey(
+        tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, static=static, mode=mode or SamplingMode()
+    )
+
+
+def policy_of(max_rows: int = 64, *, memory: int = 0, **settings: Any) -> Any:
+    limits = EngineLimits(max_rows=max_rows, max_model_len=4096, enforce_eager=settings.pop("enforce_eager", False))
+    execution = CUDAExecution(Device(), CUDAOptions(**settings), memory=memory, recorder=object())  # type: ignore[arg-type]
+    model: Any = None
+    return execution.shape_policy(model, limits, Capabilities()), execution
+
+
+@given(most=st.integers(1, 5000))
+def test_row_counts_ascend_to_the_most_and_pad_little(most: int) -> None:
+    sizes = decode_rows(most)
+    assert sizes[-1] == most
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[0] == 1
+    for before, size in pairwise(sizes):
+        assert size - before <= max(8, before // 4)
+
+
+def test_row_counts_are_those_of_the_docstring() -> None:
+    assert decode_rows(40) == (1, 2, 4, 8, 16, 24, 32, 40)
+    assert decode_rows(5) == (1, 2, 4, 5)
+    assert len(decode_rows(256)) == 19
+    assert decode_rows(1024)[-9:-7] == (512, 576)
+
+
+@given(max_rows=st.integers(1, 1100), share=st.floats(0, 1))
+def test_every_decode_step_has_a_static_key_that_holds_it(max_rows: int, share: float) -> None:
+    policy, _ = policy_of(max_rows)
+    rows = 1 + int(share * (max_rows - 1))
+    need = ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=17)
+    key = policy.key(need)
+    assert key.static and key.rows >= rows and key.tokens == key.logits == key.rows
+    assert key in [*policy.eager_keys(), *policy.lazy_keys()]
+
+
+def test_powers_of_two_and_the_most_are_captured_at_the_start() -> None:
+    policy, _ = policy_of(40)
+    assert {key.rows for key in policy.eager_keys()} == {1, 2, 4, 8, 16, 32, 40}
+    assert {key.rows for key in policy.lazy_keys()} == {24}
+
+
+def test_prefills_are_not_padded() -> None:
+    policy, _ = policy_of()
+    need = ShapeKey(tokens=300, rows=3, logits=3, max_query=298, blocks=20)
+    assert policy.key(need) is need
+    assert not policy.strict
+
+
+def test_eager_keys_come_largest_first() -> None:
+    policy, _ = policy_of(24)
+    rows = [key.rows for key in policy.eager_keys()]
+    assert rows == sorted(rows, reverse=True)
+    assert {key.mode for key in policy.eager_keys()} == {SamplingMode(), SamplingMode(noise=True)}
+
+
+def test_the_budget_follows_card_option_and_flag() -> None:
+    assert policy_of()[0].limits.max_tokens == 2048
+    assert policy_of(memory=LARGE_MEMORY)[0].limits.max_tokens == 8192
+    assert policy_of(step_tokens=512)[0].limits.max_tokens == 512
+    assert policy_of(4096, step_tokens=512)[0].limits.max_tokens == 4096
+
+
+def test_graphs_can_be_turned_off_by_option_and_flag() -> None:
+    for settings in ({"graphs": False}, {"enforce_eager": True}):
+        policy, execution = policy_of(**settings)
+        assert isinstance(policy, DynamicShapes)
+        assert isinstance(execution.executable(lambda call: call, name="step"), EagerExecutable)
+    policy, execution = policy_of(graph_rows=16)
+    assert isinstance(policy, LatticeShapes)
+    assert policy.decode_rows[-1] == 16
+    assert isinstance(execution.executable(lambda call: call, name="step"), CaptureExecutable)
+
+
+class Step:
+    """A step function that counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, inputs: Any) -> str:
+        self.calls += 1
+        return f"{inputs} {self.calls}"
+
+
+def test_preparing_warms_up_records_and_replays_once(recorder: Any) -> None:
+    step = Step()
+    executable = CaptureExecutable(step, name="step", recorder=recorder)
+    executable.prepare(key_of(), "inputs")
+    assert (step.calls, recorder.log) == (2, ["record", "replay"])  # once for real, once into the graph
+    executable.prepare(key_of(), "inputs")
+    assert step.calls == 2
+    assert executable.run(key_of(), "inputs") == "inputs 2"  # the graph's own outputs
+    assert recorder.log[-1] == "replay"
+    assert (executable.num_captures, executable.num_compiles) == (1, 0)
+
+
+def test_a_key_that_comes_by_surprise_runs_once_for_real(recorder: Any) -> None:
+    step = Step()
+    executable = CaptureExecutable(step, name="step", recorder=recorder)
+    assert executable.run(key_of(), "first") == "first 1"
+    assert recorder.log == ["record"]  # recorded after the real step, and not replayed
+    assert executable.run(key_of(), "second") == "first 2"
+    assert recorder.log == ["record", "replay"]
+
+
+def test_a_steady_key_is_found_by_identity(recorder: Any) -> None:
+    executable = CaptureExecutable(Step(), name="step", recorder=recorder)
+    one, other = key_of(4), key_of(8)
+    for key in (one, other, one, one, other, one):
+        executable.run(key, key.rows)
+    assert recorder.log == ["record", "record", *["replay"] * 4]
+    assert executable.run(one, 4) == "4 2"
+    assert executable.run(other, 8) == "8 4"
+
+
+def test_other_keys_run_eagerly(recorder: Any) -> None:
+    step = Step()
+    executable = CaptureExecutable(step, name="step", recorder=recorder)
+    executable.prepare(key_of(static=False), "x")
+    assert executable.run(key_of(static=False), "x") == "x 1"
+    assert executable.run(key_of(static=False), "x") == "x 2"
+    assert recorder.log == []
+
+
+def test_what_cannot_be_recorded_goes_on_eagerly(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
+    executable = CaptureExecutable(Step(), name="step", recorder=recorder)
+    recorder.error = torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+    with caplog.at_level(logging.WARNING):
+        assert [executable.run(key_of(), "x") for _ in range(3)] == ["x 1", "x 2", "x 3"]
+    assert len(caplog.records) == 1
+    assert "runs eagerly" in caplog.text
+    recorder.error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError):
+        executable.run(key_of(8), "x")
+
+
+def test_release_gives_every_graph_back_and_forgets(recorder: Any) -> None:
+    executable = CaptureExecutable(Step(), name="step", recorder=recorder)
+    for rows in (8, 4):
+        executable.prepare(key_of(rows), rows)
+    executable.release()
+    assert recorder.log.count("forget") == 2
+    assert executable.run(key_of(4), 4) == "4 5"  # a real step again

@@ -1,0 +1,186 @@
+"""`TritonAttention`: the contract's attention backend on this family of kernels.
+
+A decode step is one launch (two without joining), anything else one launch for its decodes and one for its prefills.
+Nothing is planned on the host but which of them: kernels read rows, lengths and block tables of the step's inputs, so a
+plan is views of these, and a captured step serves every length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tenon_platforms.attention import AttentionBackend, GraphSupport
+from tenon_platforms.batch import AttentionBatch, GQAInputs
+from tenon_platforms.torch_dtypes import to_torch
+
+from ..facts import DeviceFacts
+from . import kv_cache
+from .configs import AttentionConfigs, attention_configs, max_parts
+from .launch import Context, Workspace, launch_decode, launch_prefill
+
+if TYPE_CHECKING:
+    from tenon_platforms.device import Device
+    from tenon_platforms.ops.attention import AttentionSpec
+
+KERNEL_BLOCK = 16
+PREFERRED_BLOCK = 64
+SHORT_QUERY_ROWS = 32  # rows of a block beyond which most of a short block would be lost
+
+
+@dataclass(slots=True, kw_only=True)
+class TritonPlan:
+    """One step's attention.
+
+    num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts. num_rows: all rows,
+    padding included. longest: most tokens of a row that is no decode. has_holes: some tokens belong to no row.
+    """
+
+    context: Context
+    num_decodes: int
+    num_rows: int
+    num_tokens: int
+    parts: int
+    longest: int
+    has_holes: bool
+
+
+class TritonAttention(AttentionBackend):
+    """Grouped-query attention over `kv_cache`: causal or not, sliding window, soft cap, sinks.
+
+    batch_invariant: every row goes through the prefill kernel with one tile, so that a token's sums are taken in the
+    same order whatever else is in the batch and however its prompt was cut.
+    """
+
+    graph_support = GraphSupport.ALWAYS
+    needs_exact_host_lengths = False
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        device: Device,
+        facts: DeviceFacts,
+        *,
+        batch_invariant: bool = False,
+        kernel_block: int = KERNEL_BLOCK,
+        preferred_block: int = PREFERRED_BLOCK,
+        configs: AttentionConfigs | None = None,
+    ) -> None:
+        self.spec = spec
+        self.device = device
+        self.facts = facts
+        self.batch_invariant = batch_invariant
+        self.layout = kv_cache.kv_layout(spec.num_kv_heads, spec.head_dim, spec.kv_dtype, kernel_block, preferred_block)
+        self.group = spec.num_heads // spec.num_kv_heads
+        self.configs = configs or attention_configs(
+            spec.head_dim, self.group, spec.kv_dtype.num_bytes, to_torch(spec.dtype).itemsize, facts
+        )
+        self._workspace = self._make_workspace()
+
+    # the cache
+
+    def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
+        return kv_cache.allocate(self.device, self.layout, num_blocks, block_size, num_layers)
+
+    def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
+        kv_cache.write(key, value, cache, slots)
+
+    def copy_blocks(self, caches: list[Tensor], source: Tensor, target: Tensor) -> None:
+        kv_cache.copy_blocks(caches, source, target)
+
+    def export_blocks(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        return kv_cache.export_blocks(cache, blocks)
+
+    def import_blocks(self, cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
+        kv_cache.import_blocks(cache, blocks, canonical)
+
+    # once a step
+
+    def plan(self, batch: AttentionBatch) -> TritonPlan:
+        key, host = batch.key, batch.host
+        if key.is_decode:
+            decodes = key.rows  # padding rows are decodes of the null block
+        else:  # a captured step with prefills must not depend on how many of its rows are decodes
+            decodes = 0 if key.static else host.num_decodes
+        if self.batch_invariant:
+            decodes = 0
+        parts = max_parts(decodes, self.spec.num_kv_heads, self.configs.decode, self.facts) if decodes else 1
+        rest = host.query_lens[decodes:] if not key.static else host.query_lens[:0]
+        return TritonPlan(
+            context=_context(batch),
+            num_decodes=decodes,
+            num_rows=key.rows,
+            num_tokens=key.tokens,
+            parts=parts,
+            longest=key.max_query if key.static else int(rest.max(initial=0)),
+            has_holes=(key.static and not key.is_decode) or host.num_tokens < key.tokens,
+        )
+
+    def update(self, plan: TritonPlan, batch: AttentionBatch) -> TritonPlan:
+        """A static key's tensors stay; where they were made anew, so are captures."""
+        plan.context = _context(batch)
+        return plan
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes held beside the cache."""
+        return sum(part.nbytes for part in (self._workspace.mixed, self._workspace.log, self._workspace.arrivals))
+
+    def _make_workspace(self) -> Workspace:
+        """For any key: parts are only added while rows x kv heads x parts is below the wanted number of programs."""
+        programs = self.configs.decode.programs_per_unit * self.facts.compute_units
+        heads = programs * self.group
+        return Workspace(
+            mixed=self.device.zeros((heads * self.spec.head_dim,), torch.float32),
+            log=self.device.zeros((heads,), torch.float32),
+            arrivals=self.device.zeros((programs,), torch.int32),
+        )
+
+    # once a layer
+
+    def run(self, inputs: GQAInputs, plan: TritonPlan) -> Tensor:
+        query, spec = inputs.query, self.spec
+        make = torch.zeros if plan.has_holes else torch.empty
+        output = make(query.shape, dtype=query.dtype, device=query.device)
+        if plan.num_decodes:
+            launch_decode(
+                output,
+                query,
+                inputs.cache,
+                inputs.sinks,
+                plan.context,
+                plan.num_decodes,
+                plan.parts,
+                self._workspace,
+                spec,
+                self.configs.decode,
+            )
+        rest = plan.num_rows - plan.num_decodes
+        if rest > 0:
+            is_short = plan.longest * self.group <= SHORT_QUERY_ROWS and not self.batch_invariant
+            launch_prefill(
+                output,
+                query,
+                inputs.cache,
+                inputs.sinks,
+                plan.context,
+                rest,
+                plan.num_decodes,
+                plan.num_tokens - plan.num_decodes,
+                spec,
+                self.configs.short if is_short else self.configs.long,
+            )
+        return output
+
+
+def _context(batch: AttentionBatch) -> Context:
+    return Context(
+        block_table=batch.block_table,
+        rows=batch.rows,
+        query_starts=batch.query_starts,
+        seq_lens=batch.seq_lens,
+        block_size=batch.block_size,
+    )

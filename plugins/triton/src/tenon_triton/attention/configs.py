@@ -1,0 +1,94 @@
+"""Tiles, warps and pipeline depths of the attention kernels, as a table: nothing is tuned while serving.
+
+Choices by head size and element size are fitted to the device's fast memory. `benchmarks/triton_attention.py` compares
+alternatives; a platform may pass its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..facts import DeviceFacts
+
+MIN_ROWS = 16  # of a product's left side
+MAX_PARTS = 128
+JOIN_ELEMENTS = 4096  # values that a program joins at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig:
+    """One kernel's shape. tile: tokens of the context at a time. block_rows: tokens x heads of a prefill block."""
+
+    tile: int
+    warps: int
+    stages: int
+    block_rows: int = MIN_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """tile, warps, stages as in `TileConfig`. programs_per_unit: parts are added until there are so many programs for
+    each compute unit. min_tokens: of a part. join: the last part of a row joins them all, without a second launch.
+    tail: whole tiles have a loop of their own, without masks."""
+
+    tile: int
+    warps: int
+    stages: int
+    programs_per_unit: int = 8
+    min_tokens: int = 512
+    join: bool = True
+    tail: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfigs:
+    """What a backend launches: decodes, few tokens a row, many tokens a row."""
+
+    decode: DecodeConfig
+    short: TileConfig
+    long: TileConfig
+
+
+def next_power(value: int) -> int:
+    """The least power of two that is at least `value`."""
+    return 1 << (value - 1).bit_length()
+
+
+def attention_configs(
+    head_dim: int, group: int, kv_bytes: int, query_bytes: int, facts: DeviceFacts
+) -> AttentionConfigs:
+    """The table, fitted to the device."""
+    padded = next_power(head_dim)
+    token_bytes = 2 * padded * kv_bytes  # a key and a value
+    rows = max(MIN_ROWS, next_power(group))
+    if query_bytes == 4:  # exact float32 products run without matrix units
+        long = TileConfig(tile=32, warps=4, stages=2, block_rows=max(rows, 32))
+    elif padded <= 64:
+        long = TileConfig(tile=64, warps=4, stages=3, block_rows=max(rows, 128))
+    elif padded <= 128:
+        long = TileConfig(tile=64, warps=8, stages=3, block_rows=max(rows, 128))
+    else:
+        long = TileConfig(tile=32, warps=8, stages=2, block_rows=max(rows, 64))
+    short = TileConfig(tile=64 if padded <= 128 else 32, warps=4, stages=3, block_rows=rows)
+    # on an H200 at 95 to 101% of its memory's speed from 64 rows on, in groups of 2 and of 4 heads
+    decode = DecodeConfig(tile=32, warps=2 if padded <= 128 else 4, stages=2)
+    query_room = {config: config.block_rows * padded * query_bytes for config in (short, long)}
+    return AttentionConfigs(
+        decode=replace(decode, stages=_stages(decode.stages, decode.tile * token_bytes, 0, facts)),
+        short=replace(short, stages=_stages(short.stages, short.tile * token_bytes, query_room[short], facts)),
+        long=replace(long, stages=_stages(long.stages, long.tile * token_bytes, query_room[long], facts)),
+    )
+
+
+def _stages(wanted: int, tile_bytes: int, other_bytes: int, facts: DeviceFacts) -> int:
+    """As many pipeline stages as fit; without asynchronous copies they would be registers, and two is all that pays."""
+    most = wanted if facts.async_copies else min(wanted, 2)
+    while most > 1 and (most * tile_bytes + other_bytes) > facts.shared_bytes:
+        most -= 1
+    return most
+
+
+def max_parts(rows: int, kv_heads: int, config: DecodeConfig, facts: DeviceFacts) -> int:
+    """Parts of a row, at most: enough programs for the device's units, one where rows alone are enough."""
+    wanted = config.programs_per_unit * facts.compute_units // max(rows * kv_heads, 1)
+    return max(1, min(wanted, MAX_PARTS))

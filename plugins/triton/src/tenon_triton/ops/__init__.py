@@ -1,0 +1,1 @@
+"""Triton kernels by op, named as the contract's spec files are. `offers.py` registers them for a platform."""

@@ -1,0 +1,53 @@
+"""A gated MLP with its activation fused: into the first product for very few tokens, else into one launch between the
+two, which also quantizes for an FP8 second product.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
+from tenon_platforms.ops.mlp import ACTIVATIONS, GatedMLPSpec
+from tenon_platforms.ops.weights import GatedMLPWeights
+from tenon_platforms.torch_dtypes import to_torch
+
+from . import mlp
+from .float8 import Float8Rows
+from .gemv import MOST_TOKENS, gemv
+from .linear import LinearPolicy, Weight, multiply
+from .linear_table import Gemv
+
+Prepared = tuple[Weight, Weight]
+
+
+def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy) -> Kernel | No:
+    """run(x, weights) -> y, both [tokens, hidden]; weights: prepared gate|up and down. x may be `Float8Rows`."""
+    if spec.activation not in ACTIVATIONS:
+        return No(f"unknown activation {spec.activation!r}")
+    for part in (spec.gate_up, spec.down):
+        if not part.dtype.is_floating or part.dtype.num_bytes > 4:
+            return No(f"multiplies float32 and half types, not {part.dtype}")
+    if len(spec.gate_up.parts) != 2 or spec.gate_up.out_features != 2 * spec.down.in_features:
+        return No("the first product is not one gate and one up")
+    kind, dtype = spec.activation, to_torch(spec.down.dtype)
+
+    def prepare(weights: GatedMLPWeights, uses: tuple[WeightUse, ...]) -> Prepared:
+        return policy.prepare(spec.gate_up, weights.gate_up), policy.prepare(spec.down, weights.down)
+
+    def run(x: Tensor | Float8Rows, weights: Prepared) -> Tensor:
+        gate_up, down = weights
+        inner: Tensor | Float8Rows
+        pair = None if isinstance(x, Float8Rows) else policy.pairs(x.shape[0], gate_up)
+        if pair is not None and isinstance(x, Tensor):
+            inner = gemv(x.contiguous(), gate_up.weight, pair, scale=gate_up.scale, bias=gate_up.bias, activation=kind)
+        else:
+            wide = multiply(x, gate_up, policy, dtype)
+            tokens = wide.shape[0]
+            widens = tokens <= MOST_TOKENS and isinstance(policy.way(tokens, down), Gemv)
+            quantizes = down.scale is not None and not widens
+            inner = mlp.multiply_float8(wide, kind) if quantizes else mlp.multiply(wide, kind)
+        return multiply(inner, down, policy, dtype)
+
+    return Kernel(
+        name="activation fused", run=run, prepare=prepare, flags=KernelFlags(batch_invariant=policy.invariant)
+    )

@@ -1,0 +1,162 @@
+"""Merged linears: all parts in one weight [out, in], multiplied in the way a table names for this many tokens.
+
+Dense weights in the linear's type, or FP8 (`FP8Channel`, or any weight quantized when it is loaded): then activations
+are quantized a token, except by the GEMV, which widens the weights instead and keeps what the activations have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
+from tenon_platforms.ops.linear import Dense, FP8Channel, MergedLinearSpec
+from tenon_platforms.ops.linear_reference import dense_weight, quantize_fp8
+from tenon_platforms.ops.weights import LinearWeights
+from tenon_platforms.torch_dtypes import to_torch
+
+from .float8 import Float8Rows, quantize
+from .gemv import MOST_TOKENS, gemv
+from .linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, LinearTable, Rule, Tiles, Way
+from .tiles import tiles
+
+FLOAT8_UNIT = 16  # the library multiplies FP8 in whole units of so many
+ONE_TILE = LinearTable(rules=(Rule(max_tokens=2**31, way=Tiles(m=64, n=64, k=64, splits=1, warps=4, stages=3)),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A prepared weight [out, in]. scale: float32 [out] where it is float8_e4m3fn, else None. bias: [out] or None."""
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return self.weight.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearPolicy:
+    """How linears are computed on a device.
+
+    table, float8_table: ways by shape. float8: whether the device multiplies e4m3fn. online_float8: quantize dense
+    weights when they are loaded. invariant: one way for every number of tokens.
+    """
+
+    table: LinearTable = BANDWIDTH
+    float8_table: LinearTable = FLOAT8_BANDWIDTH
+    float8: bool = False
+    online_float8: bool = False
+    invariant: bool = False
+
+    def one_tile(self) -> LinearPolicy:
+        """The same with a token's result independent of the batch."""
+        return replace(self, table=ONE_TILE, float8_table=ONE_TILE, invariant=True)
+
+    def is_float8(self, spec: MergedLinearSpec) -> bool:
+        """Whether the weight of `spec` is kept in FP8."""
+        if not self.float8 or spec.in_features % FLOAT8_UNIT or spec.out_features % FLOAT8_UNIT:
+            return False
+        return self.online_float8 or all(isinstance(scheme, FP8Channel) for scheme in spec.schemes)
+
+    def prepare(self, spec: MergedLinearSpec, weights: LinearWeights) -> Weight:
+        """All parts joined."""
+        dtype = to_torch(spec.dtype)
+        bias = None if weights.bias is None else weights.bias.to(dtype)
+        if not self.is_float8(spec):
+            parts = [dense_weight(p.scheme, t, dtype) for p, t in zip(spec.parts, weights.parts, strict=True)]
+            return Weight(weight=_join(parts).contiguous(), scale=None, bias=bias)
+        kept, scales = [], []
+        for part, tensors in zip(spec.parts, weights.parts, strict=True):
+            if isinstance(part.scheme, FP8Channel):
+                kept.append(tensors["weight"])
+                scales.append(tensors["scale"].float().reshape(-1))
+            else:
+                values, scale = quantize_fp8(dense_weight(part.scheme, tensors, dtype))
+                kept.append(values)
+                scales.append(scale)
+        as_bytes = [values.view(torch.uint8) for values in kept]  # torch joins bytes everywhere
+        joined = _join(as_bytes).contiguous().view(torch.float8_e4m3fn)
+        return Weight(weight=joined, scale=_join(scales).contiguous(), bias=bias)
+
+    def way(self, tokens: int, weight: Weight) -> Way:
+        """How `tokens` rows are multiplied by a prepared weight."""
+        table = self.table if weight.scale is None else self.float8_table
+        out_features, in_features = weight.weight.shape
+        return table.way(tokens, out_features, in_features)
+
+    def pairs(self, tokens: int, weight: Weight) -> Gemv | None:
+        """The way in which a gated MLP's first product ends with the activation, where it does for so few tokens."""
+        table = self.table if weight.scale is None else self.float8_table
+        way = self.way(tokens, weight)
+        return way if isinstance(way, Gemv) and 0 < tokens <= min(table.pair_tokens, MOST_TOKENS) else None
+
+
+def multiply(x: Tensor | Float8Rows, weight: Weight, policy: LinearPolicy, dtype: torch.dtype) -> Tensor:
+    """y [tokens, out] in `dtype` of x [tokens, in], which may be quantized already."""
+    held = x.values if isinstance(x, Float8Rows) else x
+    tokens = held.shape[0]
+    way = policy.way(tokens, weight)
+    if tokens == 0:
+        return torch.empty((0, weight.weight.shape[0]), dtype=dtype, device=held.device)
+    if isinstance(x, Tensor):
+        x = x if x.stride(1) == 1 else x.contiguous()
+        if isinstance(way, Gemv) and tokens <= MOST_TOKENS:
+            return gemv(x, weight.weight, way, scale=weight.scale, bias=weight.bias)
+        if weight.scale is None:
+            if isinstance(way, Tiles):
+                return tiles(x, weight.weight, way, bias=weight.bias)
+            return linear(x, weight.weight, weight.bias)
+        x = quantize(x)
+    assert weight.scale is not None, "quantized activations meet a quantized weight only"
+    if isinstance(way, Tiles):
+        return tiles(x.values, weight.weight, way, x_scale=x.scale, scale=weight.scale, bias=weight.bias, dtype=dtype)
+    return _library_float8(x, weight, dtype)
+
+
+def _library_float8(x: Float8Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
+    """torch's row-wise scaled product, which gives bfloat16."""
+    assert weight.scale is not None
+    bias = None if weight.bias is None else weight.bias.to(torch.bfloat16)
+    y = torch._scaled_mm(
+        x.values,
+        weight.weight.t(),
+        scale_a=x.scale[:, None],
+        scale_b=weight.scale[None, :],
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    return y.to(dtype)
+
+
+def merged_linear(spec: MergedLinearSpec, policy: LinearPolicy) -> Kernel | No:
+    """run(x, weight) -> y, as the reference's; `weight`: a prepared `Weight`. x may be `Float8Rows` for FP8 weights."""
+    if not spec.dtype.is_floating or spec.dtype.num_bytes > 4:
+        return No(f"multiplies float32 and half types, not {spec.dtype}")
+    dtype, float8 = to_torch(spec.dtype), policy.is_float8(spec)
+
+    def prepare(weights: LinearWeights, uses: tuple[WeightUse, ...]) -> Weight:
+        return policy.prepare(spec, weights)
+
+    def run(x: Tensor | Float8Rows, weight: Weight) -> Tensor:
+        return multiply(x, weight, policy, dtype)
+
+    dense = all(isinstance(scheme, Dense) for scheme in spec.schemes)
+    return Kernel(
+        name=("FP8 rows and channels" if float8 else "by table") + (", one tile" if policy.invariant else ""),
+        run=run,
+        prepare=prepare,
+        native="native" if float8 or dense else "dequantize",
+        flags=KernelFlags(batch_invariant=policy.invariant),
+    )
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,107 @@
+"""Which way a linear is computed, by its number of tokens and its shape: data, measured once for a device.
+
+No tuning at run time: a table is a tuple of rules, the first that fits is taken, and a graph captured for some number
+of tokens always holds the same kernel. `benchmarks/triton_ops.py` prints what to write here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """torch's own product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemv:
+    """`gemv.py`. rows: of the weight a program owns; block: columns it reads at once."""
+
+    rows: int = 1
+    block: int = 1024
+    warps: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """`tiles.py`. m, n, k: the tile; splits: programs that share one tile's sum; swap: the weight is the left side."""
+
+    m: int = 16
+    n: int = 64
+    k: int = 128
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    swap: bool = False
+
+
+Way = Library | Gemv | Tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`way` serves up to max_tokens tokens where the weight [out, in] has at most these sizes; 0: any."""
+
+    max_tokens: int
+    way: Way
+    max_out: int = 0
+    max_in: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearTable:
+    """Rules in order of preference. pair_tokens: up to so many tokens a gated MLP's first product ends with the
+    activation (its way must be a `Gemv`).
+    """
+
+    rules: tuple[Rule, ...] = ()
+    pair_tokens: int = 0
+
+    def way(self, tokens: int, out_features: int, in_features: int) -> Way:
+        """The first rule that fits, else the library's."""
+        for rule in self.rules:
+            if tokens > rule.max_tokens:
+                continue
+            if (rule.max_out and out_features > rule.max_out) or (rule.max_in and in_features > rule.max_in):
+                continue
+            return rule.way
+        return LIBRARY
+
+
+LIBRARY = Library()
+
+# Measured on an H200 (torch 2.11, cuBLAS 13) with `benchmarks/triton_ops.py`. One token: two rows a program, 3.0 to 4.4
+# TB/s of weights where the library reads at 2.5 to 3.6. Narrow outputs leave most of the device idle in the library up
+# to 16 tokens; wide ones gain from tiles of the weight's own rows. Everything else is the library's.
+NARROW, MIDDLE, WIDE = 1024, 8192, 65536
+_PAIRS, _DEEP = Gemv(rows=2, block=1024, warps=4), Tiles(m=16, n=64, k=128, splits=8)
+_STREAM, _SWAPPED = Tiles(m=16, n=64, k=128), Tiles(m=16, n=128, k=128, splits=2, warps=8, stages=3, swap=True)
+BANDWIDTH = LinearTable(
+    rules=(
+        Rule(max_tokens=1, way=_PAIRS),
+        Rule(max_tokens=2, way=_PAIRS, max_out=WIDE, max_in=1024),
+        Rule(max_tokens=4, way=_PAIRS, max_out=NARROW),
+        Rule(max_tokens=16, way=_DEEP, max_out=NARROW),
+        Rule(max_tokens=16, way=LIBRARY, max_out=MIDDLE),
+        Rule(max_tokens=2, way=_PAIRS, max_out=WIDE),
+        Rule(max_tokens=4, way=_STREAM),
+        Rule(max_tokens=16, way=LIBRARY, max_in=2048),
+        Rule(max_tokens=16, way=_SWAPPED),
+    ),
+    pair_tokens=2,
+)
+FLOAT8_BANDWIDTH = LinearTable(
+    rules=(
+        Rule(max_tokens=1, way=Gemv(rows=1, block=1024, warps=4), max_out=MIDDLE),
+        Rule(max_tokens=1, way=Gemv(rows=1, block=1024, warps=2)),
+        Rule(max_tokens=2, way=_PAIRS, max_out=NARROW),
+        Rule(max_tokens=4, way=Gemv(rows=4, block=1024, warps=8), max_out=NARROW),
+        Rule(max_tokens=32, way=_DEEP, max_out=NARROW),
+        Rule(max_tokens=64, way=Tiles(m=32, n=64, k=128, splits=8), max_out=NARROW),
+        Rule(max_tokens=16, way=_DEEP, max_out=4096),
+        Rule(max_tokens=16, way=Tiles(m=16, n=64, k=128, splits=4), max_out=MIDDLE),
+        Rule(max_tokens=16, way=_SWAPPED),
+    ),
+    pair_tokens=1,
+)

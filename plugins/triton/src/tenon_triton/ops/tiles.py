@@ -1,0 +1,155 @@
+"""x W^T for few rows on the matrix unit: every weight tile read once, the sum over `in` split among programs.
+
+Split sums are kept in float32 and added by whichever program of a tile arrives last, always in the order of the
+splits: deterministic, in one launch. Its counters return to zero, so that one buffer serves every launch of a queue.
+Swapped, the weight is the left side of the product: 64 rows and more, as large matrix units want.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .linear_table import Tiles
+
+MOST_COUNTERS = 1 << 16
+
+
+@triton.jit(do_not_specialize=["tokens", "x_stride"])
+def _tiles(
+    x,
+    weight,
+    x_scale,
+    scale,
+    bias,
+    y,
+    parts,
+    counters,
+    tokens,
+    out_features,
+    in_features,
+    x_stride,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
+    SWAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    column_tile, row_tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    token = row_tile * M + tl.arange(0, M)
+    column = column_tile * N + tl.arange(0, N)
+    known = token < tokens
+    there = column < out_features
+    depth = tl.arange(0, K)
+    share = tl.cdiv(tl.cdiv(in_features, K), SPLITS) * K
+    begin = split * share
+    end = tl.minimum(begin + share, in_features)
+    x_row = tl.where(known, token, 0).to(tl.int64) * x_stride
+    w_row = tl.where(there, column, 0).to(tl.int64) * in_features
+    if SWAP:
+        sums = tl.zeros([N, M], tl.float32)
+    else:
+        sums = tl.zeros([M, N], tl.float32)
+    for start in range(begin, end, K):
+        place = start + depth
+        if EVEN:
+            taken = tl.load(x + x_row[:, None] + place[None, :])  # [M, K]; rows past the last repeat row 0
+            held = tl.load(weight + w_row[:, None] + place[None, :])  # [N, K]
+        else:
+            inside = (place < in_features)[None, :]
+            taken = tl.load(x + x_row[:, None] + place[None, :], mask=inside, other=0.0)
+            held = tl.load(weight + w_row[:, None] + place[None, :], mask=inside, other=0.0)
+        if SWAP:
+            sums = tl.dot(held, tl.trans(taken), sums, input_precision=PRECISION)
+        else:
+            sums = tl.dot(taken, tl.trans(held), sums, input_precision=PRECISION)
+    if SWAP:
+        sums = tl.trans(sums)
+    target = token.to(tl.int64)[:, None] * out_features + column[None, :]
+    mask = known[:, None] & there[None, :]
+    if SPLITS > 1:
+        size = tokens.to(tl.int64) * out_features
+        tl.store(parts + split * size + target, sums, mask=mask)
+        tl.debug_barrier()  # all threads' parts are written before the program says so
+        tile = row_tile * tl.num_programs(0) + column_tile
+        arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
+        if arrived == SPLITS - 1:
+            sums = tl.zeros([M, N], tl.float32)
+            for part in tl.static_range(SPLITS):
+                sums += tl.load(parts + part * size + target, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tile, 0)
+            _finish(sums, x_scale, scale, bias, y, token, column, known, there, target, mask)
+    else:
+        _finish(sums, x_scale, scale, bias, y, token, column, known, there, target, mask)
+
+
+@triton.jit
+def _finish(sums, x_scale, scale, bias, y, token, column, known, there, target, mask):
+    if x_scale is not None:
+        sums *= tl.load(x_scale + token, mask=known, other=0.0)[:, None]
+    if scale is not None:
+        sums *= tl.load(scale + column, mask=there, other=0.0)[None, :]
+    if bias is not None:
+        sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + target, sums.to(y.dtype.element_ty), mask=mask)
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """Zeroed counters of a device. One queue uses them at a time, as a step's kernels do."""
+    return torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device)
+
+
+def tiles(
+    x: Tensor,
+    weight: Tensor,
+    config: Tiles,
+    *,
+    x_scale: Tensor | None = None,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """y [tokens, out] of x [tokens, in] and weight [out, in], in `dtype` (x's unless said).
+
+    x_scale: float32 [tokens], scale: float32 [out], of FP8 operands, which are multiplied as they are.
+    """
+    tokens, in_features = x.shape
+    out_features = weight.shape[0]
+    y = torch.empty((tokens, out_features), dtype=dtype or x.dtype, device=x.device)
+    grid = (triton.cdiv(out_features, config.n), triton.cdiv(tokens, config.m), config.splits)
+    parts = counters = None
+    if config.splits > 1:
+        parts = torch.empty((config.splits, tokens, out_features), dtype=torch.float32, device=x.device)
+        counters = _counters(x.device)
+        assert grid[0] * grid[1] <= MOST_COUNTERS, "split sums are for few tokens"
+    _tiles[grid](
+        x,
+        weight,
+        x_scale,
+        scale,
+        bias,
+        y,
+        parts,
+        counters,
+        tokens,
+        out_features,
+        in_features,
+        x.stride(0),
+        M=config.m,
+        N=config.n,
+        K=config.k,
+        SPLITS=config.splits,
+        EVEN=in_features % config.k == 0,
+        SWAP=config.swap,
+        PRECISION="ieee" if x.dtype == torch.float32 else None,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    return y

@@ -1,0 +1,151 @@
+"""Linears in every way of the table, dense and FP8, and gated MLPs, against float64 and the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tenon_platforms.dtypes import DType
+from tenon_platforms.kernel import Kernel, No
+from tenon_platforms.ops.linear import Dense, FP8Channel, LinearPart, MergedLinearSpec, WeightScheme
+from tenon_platforms.ops.linear_reference import quantize_fp8
+from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.table import OpTable
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, PartTensors
+from tenon_triton.ops import linear
+from tenon_triton.ops.gated_mlp import gated_mlp
+from tenon_triton.ops.linear import LinearPolicy
+from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, Rule, Tiles, Way
+from tenon_triton.ops.offers import register
+
+pytestmark = pytest.mark.unit
+FULL, HALF = Dense(stored=DType.FLOAT32), Dense(stored=DType.FLOAT16)
+WAYS: list[Way] = [
+    LIBRARY,
+    Gemv(rows=1, block=64),
+    Gemv(rows=4, block=128),
+    Tiles(m=16, n=32, k=32, splits=1),
+    Tiles(m=16, n=64, k=32, splits=3),
+    Tiles(m=32, n=64, k=32, splits=2, swap=True),
+]
+
+
+def one_way(way: Way, **fields: bool) -> LinearPolicy:
+    rules = (Rule(max_tokens=2**31, way=way), Rule(max_tokens=2**31, way=Tiles(k=32)))
+    table = LinearTable(rules=rules, pair_tokens=4)
+    return LinearPolicy(table=table, float8_table=table, **fields)
+
+
+def spec_of(inner: int, outs: dict[str, int], scheme: WeightScheme, dtype: DType, *, bias: bool = False):  # type: ignore[no-untyped-def]
+    parts = tuple(LinearPart(name=name, out_features=out, scheme=scheme) for name, out in outs.items())
+    return MergedLinearSpec(in_features=inner, parts=parts, dtype=dtype, bias=bias)
+
+
+def part(out: int, inner: int, scheme: WeightScheme) -> PartTensors:
+    weight = torch.randn(out, inner) * 0.3
+    if isinstance(scheme, FP8Channel):
+        values, scale = quantize_fp8(weight)
+        return {"weight": values, "scale": scale}
+    return {"weight": weight.half() if scheme == HALF else weight}
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-12))
+
+
+def made(kernel: Kernel | No) -> Kernel:
+    assert isinstance(kernel, Kernel)
+    return kernel
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    tokens=st.sampled_from([0, 1, 2, 3, 4, 5, 15, 16, 17, 33]),
+    outs=st.sampled_from([(7,), (64, 33), (31, 32, 65)]),
+    inner=st.sampled_from([1, 31, 64, 127, 257]),
+    way=st.sampled_from(WAYS),
+    scheme=st.sampled_from([FULL, HALF]),
+    bias=st.booleans(),
+)
+def test_every_way(tokens: int, outs: tuple[int, ...], inner: int, way: Way, scheme: Dense, bias: bool) -> None:
+    dtype = scheme.stored
+    spec = spec_of(inner, {f"p{i}": out for i, out in enumerate(outs)}, scheme, dtype, bias=bias)
+    parts = tuple(part(out, inner, scheme) for out in outs)
+    weights = LinearWeights(parts=parts, bias=torch.randn(sum(outs)) if bias else None)
+    kernel = made(linear.merged_linear(spec, one_way(way)))
+    x = torch.randn(tokens, inner).to(torch.float16 if scheme == HALF else torch.float32)
+    found = kernel.run(x, kernel.bind(weights))
+    wide = torch.cat([p["weight"] for p in parts]).double()
+    wanted = x.double() @ wide.t() + (0 if weights.bias is None else weights.bias.to(x.dtype).double())
+    assert found.shape == wanted.shape
+    assert found.dtype == x.dtype
+    assert error(found, wanted) < (1e-5 if scheme == FULL else 2e-3)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    tokens=st.sampled_from([0, 1, 3, 7, 17]),
+    way=st.sampled_from(WAYS[1:5]),
+    scheme=st.sampled_from([FULL, FP8Channel()]),
+    online=st.booleans(),
+)
+def test_gated_mlp(tokens: int, way: Way, scheme: WeightScheme, online: bool) -> None:
+    hidden, inner = 64, 96
+    gate_up = spec_of(hidden, {"gate": inner, "up": inner}, scheme, DType.FLOAT32)
+    down = spec_of(inner, {"down": hidden}, scheme, DType.FLOAT32)
+    spec = GatedMLPSpec(gate_up=gate_up, down=down, activation="silu")
+    first = LinearWeights(parts=(part(inner, hidden, scheme), part(inner, hidden, scheme)))
+    weights = GatedMLPWeights(gate_up=first, down=LinearWeights(parts=(part(hidden, inner, scheme),)))
+    kernel = made(gated_mlp(spec, one_way(way, float8=True, online_float8=online)))
+    reference = OpTable(platform="reference").choose(spec)
+    x = torch.randn(tokens, hidden)
+    found, wanted = kernel.run(x, kernel.bind(weights)), reference.run(x, reference.bind(weights))
+    assert found.shape == wanted.shape
+    exact = scheme == FULL and not online
+    assert error(found, wanted) < (1e-5 if exact else 0.2)  # FP8: 4 % a product, more where the interpreter rounds
+
+
+def test_split_sums_are_the_same_every_time_and_leave_their_counters_at_zero() -> None:
+    way = Tiles(m=16, n=32, k=32, splits=4)
+    kernel = made(linear.merged_linear(spec_of(256, {"p": 64}, FULL, DType.FLOAT32), one_way(way)))
+    bound = kernel.bind(LinearWeights(parts=(part(64, 256, FULL),)))
+    x = torch.randn(20, 256)
+    first = kernel.run(x, bound)
+    assert all(torch.equal(kernel.run(x, bound), first) for _ in range(2))
+    from tenon_triton.ops.tiles import _counters
+
+    assert not _counters(x.device).any()
+
+
+def test_one_tile_is_batch_invariant() -> None:
+    policy = LinearPolicy().one_tile()
+    kernel = made(linear.merged_linear(spec_of(130, {"p": 70}, FULL, DType.FLOAT32), policy))
+    assert kernel.flags.batch_invariant
+    bound, x = kernel.bind(LinearWeights(parts=(part(70, 130, FULL),))), torch.randn(70, 130)
+    together = kernel.run(x, bound)
+    for row in (0, 3, 69):
+        assert torch.equal(kernel.run(x[row : row + 1], bound)[0], together[row])
+
+
+def test_the_table_takes_the_first_rule_that_fits() -> None:
+    assert isinstance(BANDWIDTH.way(1, 4096, 4096), Gemv)
+    assert BANDWIDTH.way(16, 4096, 4096) != BANDWIDTH.way(16, 28672, 4096)
+    assert BANDWIDTH.way(1000, 4096, 4096) == LIBRARY
+
+
+def test_offers_serve_without_the_reference() -> None:
+    table = OpTable(platform="thing", strict=True)
+    register(table, LinearPolicy())
+    spec = spec_of(64, {"p": 64}, FULL, DType.FLOAT32)
+    assert table.choose(spec).name == "by table"
+    invariant = OpTable(platform="thing", strict=True, batch_invariant=True)
+    register(invariant, LinearPolicy())
+    assert "one tile" in invariant.choose(spec).name
+
+
+def test_what_it_refuses() -> None:
+    found = linear.merged_linear(spec_of(8, {"p": 8}, FULL, DType.FLOAT64), LinearPolicy())
+    assert "float64" in str(found)
