@@ -11,10 +11,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tenon_core.children import module_command
 from tenon_platforms.errors import TenonError
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.plugin_report import PluginReport, reports
@@ -90,7 +90,7 @@ def check_platform(selection: Selection, options: dict[str, Any], timeout: float
     """Load the platform in a child: {problem, platform, state, reason}. A hung or dying child is a problem."""
     order = json.dumps({"selection": selection.to_dict(), "options": options})
     child = subprocess.Popen(
-        [sys.executable, "-m", "tenon_core.cli.doctor_child"],
+        module_command("tenon_core.cli.doctor_child"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tenon_core.children import module_command
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import (
     Busy,
@@ -38,7 +39,7 @@ from .zmq_link import ZmqLink
 
 LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 0.1
-ENGINE_COMMAND = (sys.executable, "-m", "tenon_core.engine.process")
+ENGINE_COMMAND = tuple(module_command("tenon_core.engine.process"))
 KINDS: dict[str, type[TenonError]] = {
     kind.__name__: kind for kind in (ConfigError, PluginError, CapacityError, DeviceError, RequestError)
 }

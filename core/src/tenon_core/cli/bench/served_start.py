@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 
 import httpx
 
+from tenon_core.children import module_command
 from tenon_core.cli.flags import ENGINE_SECTIONS, flags_of
 from tenon_core.config import EngineConfig
 from tenon_platforms.errors import DeviceError
@@ -25,7 +25,7 @@ def time_server(config: EngineConfig, timeout: float) -> dict[str, float]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tenon_core.cli.main", "serve", *arguments_of(config), "--disable-access-log"]
+    command = module_command("tenon_core.cli.main", "serve", *arguments_of(config), "--disable-access-log")
     with tempfile.TemporaryFile() as told:
         started = time.monotonic()
         server = subprocess.Popen([*command, "--host", HOST, "--port", str(port)], stdout=told, stderr=told)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from tenon_core.children import module_command
 from tenon_core.cli.flags import ENGINE_SECTIONS, SectionedCommand, config_flags, engine_config
 from tenon_core.cli.output import print_json, print_table
 from tenon_core.config import EngineConfig
@@ -68,7 +68,7 @@ def time_engine(config: EngineConfig, timeout: float) -> dict[str, float]:
     started = time.monotonic()
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "tenon_core.cli.bench.startup_child", repr(started)],
+            module_command("tenon_core.cli.bench.startup_child", repr(started)),
             input=order,
             capture_output=True,
             text=True,
