@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,10 +226,7 @@ class LLM:
 
 @contextmanager
 def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    if not wanted or total < 2 or not sys.stderr.isatty():
-        yield lambda count: None
-        return
     from tenon_core.loading.progress import progress
 
-    with progress("generating", total=total) as advance:
+    with progress("generating", total=total, quiet=not wanted or total < 2) as advance:
         yield advance

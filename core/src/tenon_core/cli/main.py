@@ -7,6 +7,7 @@ interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -37,6 +38,7 @@ EXIT_CODES: tuple[tuple[type[TenonError], int], ...] = (
     (DeviceError, 4),
 )
 INTERRUPTED = 130
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 @click.group(cls=LazyGroup, commands_table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,7 +58,24 @@ def cli(context: click.Context, debug: bool, log_level: str | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: run, then exit with the code the outcome calls for."""
+    open_standard_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def open_standard_streams() -> None:
+    """Streams that were closed by whoever started us become the null device.
+
+    Else the next file or socket opened gets the number of one, and what is written to it, by us or a child, goes there.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - descriptors, for the life of the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -82,6 +101,12 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `tenon ops | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the end's flush does not fail again
+        click.echo(f"error: the output cannot be written: {error.strerror}\nremedy: free some space", err=True)
+        return 4
     return result if isinstance(result, int) else 0
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 @contextmanager
 def progress(title: str, *, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Yields `advance(count)`. Silent where stderr is no terminal, where asked to be, or with nothing to count."""
-    if quiet or total <= 0 or not sys.stderr.isatty():
+    if quiet or total <= 0 or sys.stderr is None or not sys.stderr.isatty():  # None: a daemon closed it
         yield lambda count: None
         return
     from rich.console import Console

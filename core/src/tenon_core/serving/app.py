@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -70,6 +71,7 @@ def make_app(services: Services) -> ASGIApp:
         app=app,
         hosts=HostRule.of(config.host, config.allowed_hosts),
         logs=not config.disable_access_log,
+        is_ending=lambda: services.is_draining,
     )
 
 
@@ -101,6 +103,7 @@ class Surround:
     app: ASGIApp
     hosts: HostRule
     logs: bool
+    is_ending: Callable[[], bool] = lambda: False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # websockets and life span are not served
@@ -122,10 +125,21 @@ class Surround:
         except HttpError as error:
             await error_response(error)(scope, receive, labelled_send)
         else:
-            await self.app(scope, receive, labelled_send)
+            await self._answered(scope, receive, labelled_send, lambda: status)
         finally:
             if self.logs:
                 self._log(scope, status, time.monotonic() - began)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, status: Callable[[], int]) -> None:
+        """The answer, or that the server ends: it cancels requests that outlast its patience, or a second Ctrl-C."""
+        try:
+            await self.app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.is_ending():
+                raise
+            if not status():
+                gone = HttpError(503, "the server is being stopped: send the request again later")
+                await error_response(gone)(scope, receive, send)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         client = scope.get("client") or ("?", 0)

@@ -196,7 +196,10 @@ class Lifetime:
             observer=services.metrics,
         )
         seconds = time.monotonic() - self.began
-        print(f"serving {services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
+        try:
+            print(f"serving {services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
+        except OSError as error:  # a full disk or a closed pipe is no reason not to serve
+            LOG.warning("standard output cannot be written: %s", error.strerror)
 
     def _take(self, update: StepUpdate) -> None:
         if self.services.generation is not None:
@@ -237,6 +240,7 @@ def serve(
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(life.run(listener))
+        loop.run_until_complete(_cancel_rest())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
@@ -244,6 +248,14 @@ def serve(
     if life.error is not None:
         raise life.error
     return INTERRUPTED if life.server.was_interrupted else 0
+
+
+async def _cancel_rest() -> None:
+    """Requests that a second Ctrl-C left running end in order, while there is a loop to end them in."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.wait(rest, timeout=2.0) if rest else None
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

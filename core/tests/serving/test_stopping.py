@@ -1,0 +1,48 @@
+"""A request that the server's end cancels gets an answer, where one has not begun; others' cancellations pass."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tenon_core.serving.access import HostRule
+from tenon_core.serving.app import Surround
+
+pytestmark = pytest.mark.unit
+SCOPE = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"host", b"localhost")], "client": ("c", 1)}
+
+
+def sent_by(*, begins: bool, is_ending: bool) -> list[dict[str, Any]]:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def cancelled(scope: Any, receive: Any, send: Any) -> None:
+        if begins:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    around = Surround(app=cancelled, hosts=HostRule.of("127.0.0.1", ()), logs=True, is_ending=lambda: is_ending)
+    asyncio.run(around(dict(SCOPE), receive, send))
+    return sent
+
+
+def test_an_unanswered_request_is_told_that_the_server_stops() -> None:
+    start, body = sent_by(begins=False, is_ending=True)
+    assert start["status"] == 503 and b"being stopped" in body["body"]
+
+
+def test_an_answer_under_way_just_ends() -> None:
+    (start,) = sent_by(begins=True, is_ending=True)
+    assert start["status"] == 200
+
+
+def test_a_cancellation_of_another_cause_passes() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        sent_by(begins=False, is_ending=False)
