@@ -425,6 +425,7 @@ def report(
     bench: Bench, shape: Shape, lines: list[tuple[float, str, float]], limits: argparse.Namespace, results: list[Row]
 ) -> None:
     """The default and the best few of a shape."""
+
     def share(took: float) -> tuple[float, float]:
         rate = bench.bytes / took / 1e6 if shape.is_decode else bench.flops / took / 1e6
         return rate, rate / (limits.bandwidth if shape.is_decode else limits.flops)

@@ -8,10 +8,25 @@ effective configuration with `dataclasses.replace`. Torch-free.
 from __future__ import annotations
 
 import dataclasses
+import os
+import types
+import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 from tenon_platforms.errors import ConfigError
+
+INT32_MAX = 2**31 - 1  # rows, blocks and positions are 32-bit numbers on the device
+LIMITS: dict[str, tuple[int, int]] = {
+    "max_num_seqs": (1, INT32_MAX),
+    "max_waiting": (1, INT32_MAX),
+    "max_num_batched_tokens": (1, INT32_MAX),
+    "max_model_len": (2, INT32_MAX),
+    "block_size": (1, INT32_MAX),
+    "num_blocks": (2, INT32_MAX),
+    "kv_cache_memory": (1, 2**63 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+}
 
 
 def flag(
@@ -112,6 +127,8 @@ class EngineConfig:
             section = _SECTION_OF.get(name)
             if section is None:
                 raise ConfigError(f"unknown option {name!r}: known are {', '.join(sorted(_SECTION_OF))}")
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
             sections[section][name] = tuple(value) if isinstance(value, list) else value
         config = cls(**{name: SECTIONS[name](**fields) for name, fields in sections.items()})
         config.check()
@@ -127,18 +144,16 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raise `ConfigError` for values that can be judged without the model or the platform."""
-        _at_least("max_num_seqs", self.scheduler.max_num_seqs, 1)
-        _at_least("max_waiting", self.scheduler.max_waiting, 1)
-        _at_least("max_num_batched_tokens", self.scheduler.max_num_batched_tokens, 1)
-        _at_least("max_model_len", self.model.max_model_len, 2)
-        _at_least("block_size", self.cache.block_size, 1)
-        _at_least("num_blocks", self.cache.num_blocks, 2)
-        _at_least("kv_cache_memory", self.cache.kv_cache_memory, 1)
+        flat = self.flat()
+        for kind in SECTIONS.values():
+            check_types(kind, flat)
+        for name, (least, most) in LIMITS.items():
+            _check_range(name, flat[name], least, most)
         share = self.cache.memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"memory_utilization is {share}: it lies between 0 and 1")
         for name in _FIELDS:
-            value = self.flat()[name]
+            value = flat[name]
             choices = _FIELDS[name].metadata.get("choices")
             if choices is not None and value not in choices:
                 raise ConfigError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
@@ -160,6 +175,36 @@ _SECTION_OF = {item.name: section for section, kind in SECTIONS.items() for item
 _FIELDS = {item.name: item for kind in SECTIONS.values() for item in dataclasses.fields(kind)}
 
 
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
+def check_types(kind: type[Any], values: dict[str, Any]) -> None:
+    """Raise `ConfigError` for a value of another type than its field says."""
+    for name, hint in typing.get_type_hints(kind).items():
+        if not _fits(values[name], hint):
+            raise ConfigError(f"{name} is {values[name]!r:.80}: expected {_described(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        return isinstance(value, tuple) and all(_fits(one, inner) for one in value)
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _described(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_described(part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {typing.get_args(hint)[0].__name__}"
+    return str({type(None): "None", bool: "True or False", int: "a whole number", float: "a number", str: "text"}[hint])
+
+
+def _check_range(name: str, value: int | None, least: int, most: int) -> None:
+    if value is None:
+        return
+    if value < least:
         raise ConfigError(f"{name} is {value}: it must be at least {least}")
+    if value > most:
+        raise ConfigError(f"{name} is {value}: it must be at most {most}")

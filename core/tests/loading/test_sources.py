@@ -72,6 +72,14 @@ def test_what_is_not_there_is_said(wrong: str, hub: Hub) -> None:
     assert hub.requests == []
 
 
+@pytest.mark.parametrize("odd", ["x" * 100_000, "a/" * 3000, "~nosuchuser/x", "a\0b", "a\nb", "\udcff"])
+def test_what_no_file_can_be_named_is_said_as_well(odd: str, hub: Hub) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_model(odd)
+    assert len(caught.value.message) < 700 and "\n" not in caught.value.message
+    assert not hub.requests
+
+
 def test_every_hub_request_carries_the_revision(hub: Hub, tmp_path: Path) -> None:
     resolve_model("org/name", revision="0123abc", cache_dir=str(tmp_path))
     resolve_model("org/name:sub/m.gguf", revision="0123abc", cache_dir=str(tmp_path))

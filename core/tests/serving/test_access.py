@@ -200,6 +200,9 @@ def test_the_sockets_of_the_process_tree(server: RunningServer) -> None:
         {"stream_interval": 0},
         {"stall_seconds": float("nan")},
         {"served_model_name": ("\n",)},
+        {"host": ""},
+        {"host": " "},
+        {"ssl_certfile": __file__, "ssl_keyfile": __file__},
     ],
     ids=str,
 )

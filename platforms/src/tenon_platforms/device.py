@@ -6,6 +6,7 @@ says so with `is_async`. Nothing here may create a context before `open` is call
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -180,7 +181,8 @@ class Device:
 
     def classify_fault(self, error: BaseException) -> Fault:
         """What an exception out of a step means."""
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        is_enomem = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if is_enomem or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             return Fault.OUT_OF_MEMORY
         return Fault.REQUEST
 

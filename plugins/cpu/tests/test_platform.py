@@ -56,8 +56,10 @@ def test_options_are_typed(manifest: Manifest) -> None:
     assert CPUPlatform(values).device().threads == 3  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"cpu\.gguf"):
         parse_platform_options(["cpu.gguf=magic"], manifest)
-    with pytest.raises(ConfigError, match="must be 0 or more"):
+    with pytest.raises(ConfigError, match="threads=-1: it lies between 0 and 1024"):
         CPUPlatform({"threads": -1})
+    with pytest.raises(ConfigError, match="threads=1000000: it lies between 0 and 1024"):
+        CPUPlatform({"threads": 1_000_000})
     with pytest.raises(ConfigError, match="no device 1"):
         CPUPlatform().device(1)
 

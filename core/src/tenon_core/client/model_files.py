@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tenon_core.config import EngineConfig
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
+from tenon_core.loading.files import read_text
 from tenon_core.loading.sources import resolve_model
 from tenon_core.loading.tokenizer import load_tokenizer_file
 from tenon_platforms.errors import ConfigError
@@ -64,10 +65,8 @@ def _tokenizer(checkpoint: Checkpoint) -> ClientTokenizer:
 def read_template(path: Path) -> str:
     """A chat template from a file of the operator's."""
     try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"chat template {path} has more than {MAX_TEMPLATE_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, MAX_TEMPLATE_BYTES)
+    except ConfigError as error:
         raise ConfigError(
-            f"chat template {path} cannot be read: {error}", remedy="pass --chat-template a text file"
-        ) from error
+            f"the chat template cannot be read: {error.message}", remedy="pass --chat-template a text file"
+        ) from None

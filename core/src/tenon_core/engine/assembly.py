@@ -23,9 +23,9 @@ from tenon_core.sampling.validate import ModelFacts
 from tenon_core.state.rows import RowTable
 from tenon_platforms.attention import AttentionBackend
 from tenon_platforms.capabilities import Capabilities
-from tenon_platforms.device import Device
+from tenon_platforms.device import Device, Fault
 from tenon_platforms.dtypes import DType
-from tenon_platforms.errors import ConfigError
+from tenon_platforms.errors import CapacityError, ConfigError, TenonError
 from tenon_platforms.execution import EngineLimits, ExecutableKind, Execution
 from tenon_platforms.model import ModelSpec
 from tenon_platforms.ops.rows import RowWritesSpec
@@ -178,7 +178,7 @@ def assemble(
         block_size=block_size,
         max_tokens=policy.limits.max_tokens,
     )
-    _allocate_caches(model, memory.num_blocks, block_size)
+    _allocate_caches(model, device, memory, block_size)
     depth = 1 if config.scheduler.overlap and device.is_async else 0
     runner = Runner(
         model=model,
@@ -338,10 +338,18 @@ def _plan_memory(
     )
 
 
-def _allocate_caches(model: Model, num_blocks: int, block_size: int) -> None:
-    """One pool for all groups: the i-th layer of every group uses cache i."""
+def _allocate_caches(model: Model, device: Device, plan: MemoryPlan, block_size: int) -> None:
+    """One pool for all groups: the i-th layer of every group uses cache i. Raises `CapacityError`."""
     layers = max((len(group.layers) for group in model.groups), default=0)
-    pool = model.groups[0].backend.allocate(num_blocks, block_size, layers) if layers else []
+    try:
+        pool = model.groups[0].backend.allocate(plan.num_blocks, block_size, layers) if layers else []
+    except Exception as error:
+        if isinstance(error, TenonError) or device.classify_fault(error) is not Fault.OUT_OF_MEMORY:
+            raise
+        raise CapacityError(
+            f"the KV cache of {plan.num_blocks} blocks ({plan.kv} bytes) could not be had: {error}",
+            remedy="lower --num-blocks, --kv-cache-memory or --memory-utilization",
+        ) from error
     caches: list[Any] = [None] * len(model.spec.layers)
     for group in model.groups:
         for place, layer in enumerate(group.layers):

@@ -74,6 +74,11 @@ def plan_memory(
             remedy="raise --memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or name"
             " --kv-cache-memory",
         )
+    if num_blocks * block > memory.total:
+        raise CapacityError(
+            f"{num_blocks} KV blocks of {block} bytes take {num_blocks * block} bytes, the device has {memory.total}",
+            remedy="lower --num-blocks or --kv-cache-memory, or leave them out: then the KV cache takes its share",
+        )
     return MemoryPlan(
         weights=weights,
         activations=activations,

@@ -39,16 +39,26 @@ def resolve_model(
         raise ConfigError("no model was named", remedy="name a folder, a .gguf file, a hub id or pkg:PACKAGE")
     if source.startswith("pkg:"):
         return _from_package(source.removeprefix("pkg:"), cache_dir, _is_offline(offline))
-    path = Path(source).expanduser()
-    if path.exists():
+    if (path := local_path(source)) is not None:
         return path
     repository, _, file = source.partition(":")
     if _HUB_ID.fullmatch(repository) and not source.startswith((".", "/", "~")):
         return _from_hub(repository, file, revision, cache_dir, _is_offline(offline))
     raise ConfigError(
-        f"model {source!r} was not found: no such file or folder, and no hub id (org/name)",
+        f"model {source!r:.400} was not found: no such file or folder, and no hub id (org/name)",
         remedy="check the path, or name pkg:PACKAGE for a model shipped in a Python package",
     )
+
+
+def local_path(source: str) -> Path | None:
+    """The file or folder of this name, `~` expanded, or None. Raises `ConfigError` where one may not look."""
+    try:
+        path = Path(source).expanduser()
+        return path if path.exists() else None
+    except (RuntimeError, ValueError):  # no such user's home; a zero character
+        return None
+    except OSError as error:
+        raise ConfigError(f"model {source!r:.200} cannot be looked at: {error.strerror or error}") from None
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -16,6 +16,20 @@ MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512
 
 
+def check_tls(certfile: str, keyfile: str) -> None:
+    """Raise `ConfigError` where these are no certificate and its key, or the key wants a password."""
+    import ssl
+
+    try:
+        # without an answer of our own, a password would be asked for on the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigError(
+            f"the TLS certificate {certfile} with the key {keyfile} cannot be used: {error}",
+            remedy="pass --ssl-certfile a PEM certificate chain and --ssl-keyfile its PEM key, without a password",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Address, keys, limits of the server."""
@@ -56,6 +70,11 @@ class ServerConfig:
 
     def check(self) -> None:
         """Raise `ConfigError` for values that cannot be."""
+        if not self.host.strip():
+            raise ConfigError(
+                "host is empty, which would listen on every address",
+                remedy="leave it out for this machine only, or say --host 0.0.0.0",
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: it lies between 0 and 65535")
         for name in ("max_body_bytes", "keep_alive_timeout", "max_connections", "stream_interval"):
@@ -94,6 +113,8 @@ class ServerConfig:
         for path in (self.ssl_certfile, self.ssl_keyfile):
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"TLS file {path} does not exist")
+        if self.ssl_certfile is not None and self.ssl_keyfile is not None:
+            check_tls(self.ssl_certfile, self.ssl_keyfile)
 
     @property
     def is_loopback(self) -> bool:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -24,6 +23,7 @@ from tenon_core.client.supervisor import EngineProcess, EngineState, Supervisor
 from tenon_core.client.templates import ChatTemplate
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import Ready, StepUpdate
+from tenon_core.loading.sources import local_path
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_platforms.errors import DeviceError, TenonError
 
@@ -213,8 +213,8 @@ class Lifetime:
 
 def served_name(model: str) -> str:
     """The name for clients: as given, but of a path only its last part, since paths are the operator's business."""
-    path = Path(model).expanduser()
-    if not path.exists():
+    path = None if model.startswith("pkg:") else local_path(model)
+    if path is None:
         return model
     return path.resolve().name.removesuffix(".gguf") or model
 

@@ -26,6 +26,8 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serve until told to stop; returns the exit code. Raises `TenonError` where the start fails or the engine dies."""
     began = time.monotonic()
     server_config.check()
+    if not server_config.is_loopback and not server_config.api_key:
+        LOG.warning("%s is open to everybody who reaches it: set TENON_API_KEY, or pass --api-key", server_config.host)
     listener = bind(server_config)
     try:
         from tenon_core.client.supervisor import EngineProcess

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tenon_platforms.model import ModelSpec
     from tenon_platforms.ops.table import OpTable
 
+MAX_THREADS = 1024  # beyond what a system gives a process, torch does not fail: it takes the process down
 DEFAULTS: dict[str, Any] = {  # as in platform.toml
     "threads": 0, "weights": "auto", "gguf": "auto", "kernels": "auto", "isa": "auto", "bind": "off",
 }  # fmt: skip
@@ -38,9 +39,9 @@ class CPUPlatform(Platform):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__({**DEFAULTS, **(options or {})})
         self.cpu = read_cpu()
-        if self.options["threads"] < 0:
+        if not 0 <= self.options["threads"] <= MAX_THREADS:
             raise ConfigError(
-                f"--platform-opt cpu.threads={self.options['threads']}: must be 0 or more",
+                f"--platform-opt cpu.threads={self.options['threads']}: it lies between 0 and {MAX_THREADS}",
                 remedy="leave it out to use every physical core",
             )
         if self.options["isa"] != "auto" and self.options["isa"] not in native.ISAS:
