@@ -24,6 +24,7 @@ from . import chat, completions, info
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .errors import HttpError, error_response, http_error
+from .openai import responses
 from .services import Services
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +35,11 @@ MAX_LOGGED = 200
 TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/completions", completions.handler, False),
     ("POST", "/v1/chat/completions", chat.handler, False),
+    ("POST", "/v1/responses", responses.create, False),
+    ("GET", "/v1/responses/{identity}", responses.retrieve, False),
+    ("DELETE", "/v1/responses/{identity}", responses.delete, False),
+    ("POST", "/v1/responses/{identity}/cancel", responses.cancel, False),
+    ("GET", "/v1/responses/{identity}/input_items", responses.input_items, False),
     ("GET", "/v1/models", info.models, False),
     ("GET", "/v1/models/{name:path}", info.model, False),
     ("GET", "/health", info.health, True),
@@ -63,7 +69,7 @@ def make_app(services: Services) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=list(config.allowed_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID_HEADER],
             expose_headers=[REQUEST_ID_HEADER],
         )

@@ -69,35 +69,44 @@ def handler(services: Services) -> Any:
         head = Head(
             id=f"chatcmpl-{label_of(request)}", object="chat.completion", model=services.check_model(fields.model)
         )
-        generation, _ = services.ready_generation()
-        _, conversation = services.ready_tokenizer()
-        params = chat_params(fields)
-        reading = reading_of(fields, services.parsers, lets_choose=config.enable_auto_tool_choice)
-        if reading.structured is not None:
-            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
-        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-        encoded = await unless_gone(
-            request,
-            conversation.encode_async(
-                fields.messages,
-                add_generation_prompt=fields.add_generation_prompt is not False,
-                variables=variables_of(fields, conversation),
-                tools=reading.tools,
-            ),
-        )
-        reading.prompt = encoded[0]
-        work = Work.start(
-            generation,
-            [encoded],
-            params,
-            is_watched=bool(fields.stream),
-            shown_ids=reading.shown_ids(services.vocabulary),
-            **labelled(fields, request),
-        )
-        call = Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+        call = await begin(request, services, fields, head)
         return await (streamed(request, call) if fields.stream else whole(request, call))
 
     return chat_completions
+
+
+async def begin(request: Request, services: Services, fields: ChatFields, head: Head) -> Chat:
+    """Check, render, encode and submit a conversation: the one way in, whatever protocol it came by."""
+    generation, _ = services.ready_generation()
+    _, conversation = services.ready_tokenizer()
+    params = chat_params(fields)
+    reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
+    if reading.structured is not None:
+        params = msgspec.structs.replace(params, structured_outputs=reading.structured)
+    await unless_gone(request, services.grammars.check_async(params.structured_outputs))
+    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
+    reading.prompt = text
+    work = Work.start(
+        generation,
+        [(text, ids)],
+        params,
+        is_watched=bool(fields.stream),
+        shown_ids=reading.shown_ids(services.vocabulary),
+        **labelled(fields, request),
+    )
+    return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+
+
+async def encoded(
+    fields: ChatFields, conversation: Conversation, tools: list[dict[str, Any]] | None
+) -> tuple[str, list[int]]:
+    """(the rendered prompt, its token ids). tools: those the template describes."""
+    return await conversation.encode_async(
+        fields.messages,
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        variables=variables_of(fields, conversation),
+        tools=tools,
+    )
 
 
 def variables_of(fields: ChatFields, conversation: Conversation) -> dict[str, Any]:
