@@ -92,7 +92,7 @@ class GuardedRoute(Route):
                 allowed = ", ".join(sorted(self.methods))
                 raise HttpError(405, "this path does not take that method", headers={"Allow": allowed})
         except HttpError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         await super().handle(scope, receive, send)
 
@@ -109,7 +109,7 @@ class GuardedNotFound:
             self.keys.check(Headers(scope=scope))
         except HttpError as refusal:
             error = refusal
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

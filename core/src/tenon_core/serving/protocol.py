@@ -128,6 +128,11 @@ class SamplingFields(Fields):
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams: set stream to true", param="stream_options")
+        if self.spaces_between_special_tokens and self.skip_special_tokens is False:
+            raise RequestError(
+                "spaces_between_special_tokens: text is what the tokens say, nothing is put between them",
+                param="spaces_between_special_tokens",
+            )
         values = {name: getattr(self, name) for name in SHARED_NAMES}
         values["logit_bias"] = None if self.logit_bias is None else bias_by_id(self.logit_bias)
         values["structured_outputs"] = formats.wanted(self.response_format, self.structured_outputs)
