@@ -86,6 +86,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """The end of one sequence. `stop_token` is the id that ended it, or -1.
 
     `message` explains an error, and `kind` is its class: "RequestError", "CapacityError", or "" for a failed step.
+    `param` is the request's field that it is about, "" where there is none.
     """
 
     key: int
@@ -93,6 +94,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     stop_token: int = -1
     message: str = ""
     kind: str = ""
+    param: str = ""
 
 
 class PromptInfo(msgspec.Struct, frozen=True, array_like=True):
