@@ -32,12 +32,13 @@ from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, DeviceError
+from tenon_platforms.handshake import load_selected
 from tenon_platforms.hookspecs import control_plane
 from tenon_platforms.manifest import Manifest
 from tenon_platforms.model import ModelSpec
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.platform import Platform
-from tenon_platforms.selection import SelectionRequest, load_selected, select
+from tenon_platforms.selection import SelectionRequest, select
 from tenon_platforms.version import contract_version_text
 
 from .assembly import Assembled, ModelSource, Parts, Sockets, assemble
