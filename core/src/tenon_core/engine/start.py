@@ -36,6 +36,7 @@ from tenon_platforms.handshake import load_selected
 from tenon_platforms.hookspecs import control_plane
 from tenon_platforms.manifest import Manifest
 from tenon_platforms.model import ModelSpec
+from tenon_platforms.ops.table import OpTable
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.platform import Platform
 from tenon_platforms.selection import SelectionRequest, select
@@ -208,8 +209,16 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> DType | None:
     return DType(name) if name in DType._value2member_map_ else None
 
 
-def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DType, kv_dtype: DType) -> Assembled:
-    """Read the weights into kernels and assemble the engine."""
+def load(
+    config: EngineConfig,
+    sockets: Sockets,
+    opened: OpenModel,
+    *,
+    dtype: DType,
+    kv_dtype: DType,
+    make_table: Callable[..., OpTable] = OpTable,
+) -> Assembled:
+    """Read the weights into kernels and assemble the engine. make_table: as for `assemble`."""
     checkpoint, family = opened.checkpoint, opened.family
     weights: WeightSource
     if config.model.load_format == "dummy":
@@ -242,6 +251,7 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
             kv_dtype=kv_dtype,
             max_model_len=opened.max_model_len,
             on_read=lambda name: advance(1),
+            make_table=make_table,
         )
 
 
