@@ -45,7 +45,7 @@ from tenon_platforms.version import contract_version_text
 from .assembly import Assembled, ModelSource, Parts, Sockets, assemble
 from .engine import Engine
 from .messages import FinishReason, GenerateRequest
-from .plan import ResolvedPlan, kernel_map
+from .plan import ResolvedPlan, kernel_map, kernel_uses
 from .weight_source import CheckpointSource
 
 LOG = logging.getLogger(__name__)
@@ -119,6 +119,7 @@ def start_with_report(
     group = platform.collectives(sockets.device, rank=0, size=1, address="")
     if not group.agree(plan.fingerprint()):
         raise DeviceError("the ranks resolved different plans", remedy="use the same packages and flags on every rank")
+    assembled.engine.kernels = kernel_uses(assembled.table)
     assembled.engine.mark_ready()
     control_plane().ready(plan.to_dict())
     report = StartReport(plan=plan, ledger=ledger, assembled=assembled, manifest=manifest, seconds=clock.seconds)

@@ -66,6 +66,7 @@ class ServerConfig:
     )
     stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    playground: bool = flag(True, "serve the playground, a page to try the model with, at /")
     disable_access_log: bool = flag(False, "no log line for each request")
 
     def check(self) -> None:
