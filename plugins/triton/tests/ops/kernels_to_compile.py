@@ -90,6 +90,9 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "EVEN": True,
         "SWAP": False,
         "PRECISION": None,
+        "PAIRED": False,
+        "KIND": "",
+        "LINES": 2,
         **changes,
     }
 
@@ -388,5 +391,14 @@ KERNELS: dict[str, Entry] = {
     "gemv float8": Entry(kernel=gemv._gemv, arguments=_gemv(weight=FP8, scale=F32, BLOCK=4096), without=NO_E4M3FN),
     "tiles": Entry(kernel=tiles._tiles, arguments=_tiles(), stages=4),
     "tiles swapped": Entry(kernel=tiles._tiles, arguments=_tiles(SWAP=True), stages=4),
+    "tiles paired": Entry(
+        kernel=tiles._tiles, arguments=_tiles(SWAP=True, SPLITS=1, PAIRED=True, KIND="silu"), stages=3
+    ),
+    "tiles widened": Entry(
+        kernel=tiles._tiles,
+        arguments=_tiles(weight=FP8, scale=F32, SWAP=True, K=256),
+        stages=4,
+        without=NO_E4M3FN,
+    ),
     "tiles float8": Entry(kernel=tiles._tiles, arguments=_tiles(**FP8_TILES, K=256), stages=4, without=NO_E4M3FN),
 }

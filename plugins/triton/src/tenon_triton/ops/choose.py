@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tenon_platforms.batch import RowColumn, SamplingBatch
 
+from . import early
+from .early import trigger, wait
 from .noise import LARGEST_NOISE, gumbel, threefry
 from .scores import COUNT_SLOT, TEMPERATURE, arguments, edited, heat, number, whole
 
@@ -67,7 +69,10 @@ def _best(
     NOISE: tl.constexpr,
     FILTERS: tl.constexpr,
     PAIRS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin = split * share
     end = tl.minimum(begin + share, vocab)
@@ -132,8 +137,19 @@ def _best(
 
 @triton.jit
 def _best_split(
-    values, ids, tokens, counts, row_params, vocab, SPLITS: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr
+    values,
+    ids,
+    tokens,
+    counts,
+    row_params,
+    vocab,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, WIDTH)
     inside = split < SPLITS
@@ -179,6 +195,7 @@ def choose(logits: Tensor, batch: SamplingBatch, cut: tuple[Tensor, Tensor] | No
         FILTERS=cut is not None,
         PAIRS=PAIRS,
         num_warps=4,
+        **early.options(),
     )
     if splits > 1:
         _best_split[(rows,)](
@@ -192,5 +209,6 @@ def choose(logits: Tensor, batch: SamplingBatch, cut: tuple[Tensor, Tensor] | No
             WIDTH=triton.next_power_of_2(splits),
             COUNT=batch.mode.penalties,
             num_warps=1,
+            **early.options(),
         )
     return tokens

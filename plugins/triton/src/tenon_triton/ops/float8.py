@@ -15,6 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import early
+from .early import trigger, wait
+
 FP8_MAX = 448.0
 LARGEST: tl.constexpr = tl.constexpr(FP8_MAX)
 
@@ -40,7 +43,9 @@ def to_float8(values, scale):
 
 
 @triton.jit(do_not_specialize=["x_stride"])
-def _quantize_rows(x, values, scale, width, x_stride, BLOCK: tl.constexpr):
+def _quantize_rows(x, values, scale, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float32)
@@ -69,7 +74,14 @@ def quantize(x: Tensor) -> Float8Rows:
     if rows:
         block = min(triton.next_power_of_2(width), 4096)
         _quantize_rows[(rows,)](
-            x, found.values, found.scale, width, x.stride(0), BLOCK=block, num_warps=warps_of(block)
+            x,
+            found.values,
+            found.scale,
+            width,
+            x.stride(0),
+            BLOCK=block,
+            num_warps=warps_of(block),
+            **early.options(),
         )
     return found
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec
 
+from . import early
+from .early import trigger, wait
 from .float8 import Float8Rows, empty_rows, row_scale, to_float8, warps_of
 
 BLOCK = 1024
@@ -42,7 +44,9 @@ def gated(gate, up, DTYPE: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["x_stride"])
-def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < features
@@ -54,8 +58,18 @@ def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=["x_stride"])
 def _activation_mul_float8(
-    x, values, scale, features, x_stride, KIND: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    values,
+    scale,
+    features,
+    x_stride,
+    KIND: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     dtype = x.dtype.element_ty
@@ -105,7 +119,7 @@ def multiply(x: Tensor, kind: str) -> Tensor:
     if tokens:
         block = min(triton.next_power_of_2(features), BLOCK)
         grid = (tokens, triton.cdiv(features, block))
-        _activation_mul[grid](x, y, features, x.stride(0), KIND=kind, BLOCK=block, num_warps=4)
+        _activation_mul[grid](x, y, features, x.stride(0), KIND=kind, BLOCK=block, num_warps=4, **early.options())
     return y
 
 
@@ -125,5 +139,6 @@ def multiply_float8(x: Tensor, kind: str) -> Float8Rows:
             WHOLE=features <= block,
             BLOCK=block,
             num_warps=warps_of(block),
+            **early.options(),
         )
     return found
