@@ -50,7 +50,7 @@ from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, Lib
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 FACTS = DeviceFacts(compute_units=132, shared_bytes=227 << 10)
 BANDWIDTH_BYTES = 4.3e6  # a microsecond, of one H200
-CONTEXT, BLOCK = 256, 64
+CONTEXT, BLOCK = 320, 64
 DECODE = DecodeConfig(tile=32, warps=2, stages=2)
 
 
@@ -159,6 +159,8 @@ class Chain:
     fused: bool = True  # norms quantize
     decode: DecodeConfig = DECODE
     layers: list[Layer] = field(default_factory=list)
+    skip: set[str] = field(default_factory=set)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -222,23 +224,48 @@ class Chain:
 
     def run(self) -> Tensor:
         x, residual = self.x, self.residual
-        shape = self.shape
+        shape, skip, kept = self.shape, self.skip, self.kept
         for layer in self.layers:
             w = layer.weights
-            y, residual = self.normed(x, residual, layer.norms[0], w["qkv"])
-            qkv = linear.multiply(y, w["qkv"], self.policy, BF16)
+            if "norm" not in skip:
+                y, residual = self.normed(x, residual, layer.norms[0], w["qkv"])
+                kept["norm"] = y
+            y = kept["norm"]
+            if "qkv" not in skip:
+                kept["qkv"] = linear.multiply(y, w["qkv"], self.policy, BF16)
             gain = self.gain if shape.normed else None
-            query = self.rope.run(qkv, self.positions, self.angles, gain, gain, layer.cache, self.slots)
-            mixed = torch.empty_like(query)
-            parts = max_parts(self.tokens, shape.kv_heads, self.decode, FACTS)
-            launch_decode(
-                mixed, query, layer.cache, None, self.context, self.tokens, parts, self.workspace, self.attention,
-                self.decode,
-            )  # fmt: skip
-            x = linear.multiply(mixed.flatten(1), w["out"], self.policy, BF16)
-            y, residual = self.normed(x, residual, layer.norms[1], w["gate_up"])
-            x = self.mlp.run(y, (w["gate_up"], w["down"]))
+            if "rope" not in skip:
+                kept["rope"] = self.rope.run(
+                    kept["qkv"], self.positions, self.angles, gain, gain, layer.cache, self.slots
+                )
+            query = kept["rope"]
+            if "attention" not in skip:
+                kept["attention"] = mixed = torch.empty_like(query)
+                parts = max_parts(self.tokens, shape.kv_heads, self.decode, FACTS)
+                launch_decode(
+                    mixed, query, layer.cache, None, self.context, self.tokens, parts, self.workspace, self.attention,
+                    self.decode,
+                )  # fmt: skip
+            if "out" not in skip:
+                kept["out"] = linear.multiply(kept["attention"].flatten(1), w["out"], self.policy, BF16)
+            x = kept["out"]
+            if "norm" not in skip:
+                y, residual = self.normed(x, residual, layer.norms[1], w["gate_up"])
+                kept["norm"] = y
+            if "mlp" not in skip:
+                kept["mlp"] = self.mlp.run(kept["norm"], (w["gate_up"], w["down"]))
+            x = kept["mlp"]
         return x + residual
+
+    def without(self, *names: str) -> float:
+        """Microseconds a layer where some parts are left out and their last results taken."""
+        self.skip = set()
+        self.run()
+        self.skip = set(names)
+        try:
+            return timed(self.run) / len(self.layers)
+        finally:
+            self.skip = set()
 
     def floor(self) -> float:
         """Microseconds that a layer's bytes take."""
@@ -387,17 +414,24 @@ def main() -> None:
                 chain.fused = True
                 chain.run()
                 line["early, norms quantize"] = round(timed(chain.run) / layers, 2)
-                for least in (64, 128, 256):
-                    chain.decode = replace(DECODE, min_tokens=least)
-                    line[f"parts of {least}"] = round(timed(chain.run) / layers, 2)
-                chain.decode = replace(DECODE, warps=4, min_tokens=128)
-                line["parts of 128, 4 warps"] = round(timed(chain.run) / layers, 2)
+                for tile, warps, least in ((32, 2, 512), (32, 2, 32), (64, 4, 64), (32, 1, 64)):
+                    chain.decode = replace(DECODE, min_tokens=least, tile=tile, warps=warps)
+                    line[f"parts of {least}, tile {tile}, warps {warps}"] = round(timed(chain.run) / layers, 2)
+                chain.decode = DECODE
+                whole = timed(chain.run) / layers
+                parts = ("norm", "qkv", "rope", "attention", "out", "mlp")
+                line["costs"] = {name: round(whole - chain.without(name), 2) for name in parts}
+                with launched_late():
+                    late = timed(chain.run) / layers
+                    line["costs late"] = {name: round(late - chain.without(name), 2) for name in parts}
                 chain.decode = DECODE
                 print(line, flush=True)
                 if args.tune:
                     line["tuned"] = tune(chain, broken)
                     line["best"] = round(timed(chain.run) / layers, 2)
-                    print(f"    best {line['best']}", flush=True)
+                    with launched_late():
+                        line["best late"] = round(timed(chain.run) / layers, 2)
+                    print(f"    best {line['best']}, launched late {line['best late']}", flush=True)
                 results.append(line)
             del chain
     if args.json:

@@ -93,6 +93,7 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "PAIRED": False,
         "KIND": "",
         "LINES": 2,
+        "UNPACK": False,
         **changes,
     }
 
@@ -145,7 +146,15 @@ FP8_TILES = {"x": FP8, "weight": FP8, "x_scale": F32, "scale": F32}
 KERNELS: dict[str, Entry] = {
     "quantize": Entry(
         kernel=float8._quantize_rows,
-        arguments={"x": BF16, "values": FP8, "scale": F32, "width": "i32", "x_stride": "i32", "BLOCK": 4096},
+        arguments={
+            "x": BF16,
+            "values": FP8,
+            "scale": F32,
+            "width": "i32",
+            "x_stride": "i32",
+            "WHOLE": True,
+            "BLOCK": 4096,
+        },
         warps=16,
         without=NO_E4M3FN,
     ),
@@ -396,9 +405,9 @@ KERNELS: dict[str, Entry] = {
     ),
     "tiles widened": Entry(
         kernel=tiles._tiles,
-        arguments=_tiles(weight=FP8, scale=F32, SWAP=True, K=256),
+        arguments=_tiles(weight=FP8, scale=F32, SWAP=True, K=256, UNPACK=True),
         stages=4,
-        without=NO_E4M3FN,
+        without=("cuda:80", "hip:gfx942", "hip:gfx950", "hip:gfx1100"),  # it is written in PTX of Hopper
     ),
     "tiles float8": Entry(kernel=tiles._tiles, arguments=_tiles(**FP8_TILES, K=256), stages=4, without=NO_E4M3FN),
 }

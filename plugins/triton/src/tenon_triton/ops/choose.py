@@ -45,7 +45,7 @@ def _finish(tokens, counts, row_params, row, token, vocab, COUNT: tl.constexpr):
         tl.atomic_add(counts + (slot * 2 + 1) * vocab + token, 1)
 
 
-@triton.jit(do_not_specialize=["share"])
+@triton.jit
 def _best(
     logits,
     row_params,
@@ -74,10 +74,10 @@ def _best(
     trigger(EARLY)
     wait(EARLY)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin = split * share
+    begin = tl.multiple_of(split * share, 2 * PAIRS)  # whole tiles: wide loads
     end = tl.minimum(begin + share, vocab)
     pair = tl.arange(0, PAIRS)
-    both = tl.arange(0, 2)
+    place = tl.arange(0, 2 * PAIRS)
     best = tl.full([PAIRS], float("-inf"), tl.float32)
     best_id = tl.zeros([PAIRS], tl.int32) + begin
     bar = float("-inf")
@@ -91,7 +91,7 @@ def _best(
         least, last = tl.load(cut + row), tl.load(cut_id + row)
     for start in range(begin, end, 2 * PAIRS):
         first = start + 2 * pair
-        ids = first[:, None] + both[None, :]
+        ids = start + place
         found = edited(
             logits,
             row_params,
@@ -113,7 +113,7 @@ def _best(
             found = tl.div_rn(found, divisor + tl.zeros_like(found))
         if FILTERS:
             found = tl.where((found > least) | ((found == least) & (ids <= last)), found, float("-inf"))
-        even, odd = tl.split(found)
+        even, odd = tl.split(tl.reshape(found, [PAIRS, 2]))
         if NOISE:
             if draws:
                 most = tl.max(tl.maximum(even, odd), axis=0)

@@ -99,7 +99,7 @@ def _store(y, token: tl.constexpr, found, up, scale, bias, row, out_features, PA
     tl.store(y + token * out_features + row, found.to(dtype), mask=there)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _gemv(
     x,
     weight,

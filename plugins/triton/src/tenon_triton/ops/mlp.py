@@ -43,7 +43,7 @@ def gated(gate, up, DTYPE: tl.constexpr, KIND: tl.constexpr):
     return (activate(gate, KIND).to(DTYPE).to(tl.float32) * up).to(DTYPE).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     trigger(EARLY)
     wait(EARLY)
@@ -56,7 +56,7 @@ def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.cons
     tl.store(y + row * features + columns, gated(gate, up, dtype, KIND).to(dtype), mask=inside)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _activation_mul_float8(
     x,
     values,
@@ -77,10 +77,10 @@ def _activation_mul_float8(
         inside = columns < features
         gate = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x + row * x_stride + features + columns, mask=inside, other=0.0).to(tl.float32)
-        found = gated(gate, up, dtype, KIND)
-        unit = row_scale(tl.max(tl.abs(found), axis=0))
-        tl.store(values + row * features + columns, to_float8(found, unit), mask=inside)
+        found = gated(gate, up, dtype, KIND).to(dtype)  # half the registers until the row's scale is known
+        unit = row_scale(tl.max(tl.abs(found.to(tl.float32)), axis=0))
         tl.store(scale + row, unit)
+        tl.store(values + row * features + columns, to_float8(found.to(tl.float32), unit), mask=inside)
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, features, BLOCK):

@@ -35,7 +35,7 @@ def _normalized(total, inverse, weight, DTYPE: tl.constexpr, OFFSET: tl.constexp
     return found.to(DTYPE).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["x_stride", "residual_stride"])
+@triton.jit
 def _norm_rows(
     x,
     residual,

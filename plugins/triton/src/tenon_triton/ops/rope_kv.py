@@ -95,7 +95,7 @@ def _put(
     )
 
 
-@triton.jit(do_not_specialize=["qkv_stride"])
+@triton.jit
 def _rope_kv(
     qkv,
     positions,
