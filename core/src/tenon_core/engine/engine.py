@@ -24,11 +24,7 @@ from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
-<<<<<<< HEAD
-from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, StepUpdate, split_key
-=======
-from .messages import EngineStats, Finished, FinishReason, GenerateRequest, Pooled, StepUpdate, split_key
->>>>>>> pool7
+from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, Pooled, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
 from .schedule import Schedule, Scheduler

@@ -46,13 +46,8 @@ from tenon_platforms.version import contract_version_text
 
 from .assembly import Assembled, ModelSource, Parts, Sockets, assemble, pooling_facts
 from .engine import Engine
-<<<<<<< HEAD
-from .messages import FinishReason, GenerateRequest
-from .plan import ResolvedPlan, kernel_map, kernel_uses
-=======
 from .messages import NO_TOKENS, FinishReason, GenerateRequest
-from .plan import ResolvedPlan, kernel_map
->>>>>>> pool7
+from .plan import ResolvedPlan, kernel_map, kernel_uses
 from .weight_source import CheckpointSource
 
 LOG = logging.getLogger(__name__)
