@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton
-WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda
+TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton -p tenon_sim
+WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda plugins/sim
 
 .PHONY: demo test full setup lint types imports wheels surfaces native native-test clean help
 
