@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
-TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton
-WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda
+TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton -p tenon_sim
+WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda plugins/sim
 
 .PHONY: demo test full setup lint types imports wheels surfaces native native-test clean help
 
