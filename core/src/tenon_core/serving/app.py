@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenon_core.observability.log import escaped
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
-from . import chat, completions, info
+from . import chat, completions, info, playground
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
@@ -51,6 +51,9 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/version", info.version_of, False),
     ("POST", "/tokenize", info.tokenize, False),
     ("POST", "/detokenize", info.detokenize, False),
+    ("GET", "/engine", playground.engine, False),
+    ("GET", "/", playground.asset(playground.PAGE), True),
+    *(("GET", f"/playground/{name}", playground.asset(name), True) for name in playground.ASSETS),
 )
 
 

@@ -73,6 +73,7 @@ class ServerConfig:
     )
     stored_responses_bytes: int = flag(256 * 2**20, "greatest size of the responses that are kept for each key")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    playground: bool = flag(True, "serve the playground, a page to try the model with, at /")
     disable_access_log: bool = flag(False, "no log line for each request")
 
     def check(self) -> None:

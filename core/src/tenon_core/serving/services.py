@@ -16,6 +16,7 @@ from tenon_core.client.generation import ActiveRequest, Generation
 from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
+from tenon_core.engine.messages import Ready
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
@@ -44,6 +45,7 @@ class Services:
     created: int = field(default_factory=lambda: int(time.time()))
     generation: Generation | None = None
     facts: ModelFacts | None = None
+    ready: Ready | None = None  # what the engine said of its start
     tokenizer: ClientTokenizer | None = None
     vocabulary: TokenBytes | None = None
     conversation: Conversation | None = None
