@@ -128,12 +128,16 @@ def assemble(
     kv_dtype: DType,
     max_model_len: int,
     on_read: Callable[[str], None] = lambda name: None,
+    make_table: Callable[..., OpTable] = OpTable,
 ) -> Assembled:
-    """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy."""
+    """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy.
+
+    make_table: an op table that watches or replaces kernels, for `tenon ops record` and `tenon ops bisect`.
+    """
     parts = Parts.named(config)  # before the weights are read
     check_determinism(config, sockets.capabilities, sockets.platform.name)
     device, spec = sockets.device, source.spec
-    table = OpTable(
+    table = make_table(
         platform=sockets.platform.name,
         strict=config.platform.strict_ops,
         batch_invariant=config.platform.batch_invariant,

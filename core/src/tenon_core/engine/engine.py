@@ -25,7 +25,7 @@ from .beams import BeamGroup
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
-from .messages import EngineStats, Finished, FinishReason, GenerateRequest, Pooled, StepUpdate, split_key
+from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, Pooled, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
 from .schedule import Schedule, Scheduler
@@ -54,6 +54,7 @@ class Engine:
     max_waiting: int
     token_seconds: float = 0.0  # of a step with one token, measured at start; among others a token costs less
     on_step: Callable[[int], None] = lambda num_tokens: None  # tokens in flight, before the host may wait for them
+    kernels: tuple[KernelUse, ...] = ()  # what was chosen at the start, to be told
     _flights: deque[Flight] = field(default_factory=deque)
     _requests: dict[int, list[Sequence]] = field(default_factory=dict)
     _ended: list[Finished] = field(default_factory=list)  # to be told with the next update

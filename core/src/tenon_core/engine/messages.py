@@ -149,11 +149,21 @@ class StepUpdate(msgspec.Struct, frozen=True, tag="step"):
     pooled: tuple[Pooled, ...] = ()
 
 
+class KernelUse(msgspec.Struct, frozen=True, array_like=True):
+    """A kernel that was chosen, for the operator's view. `source`: who offered it; `num_uses`: layers that asked."""
+
+    op: str
+    kernel: str
+    source: str
+    num_uses: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine answered a real request and takes more."""
 
     facts: ModelFacts
     start_seconds: dict[str, float] = {}  # phase -> seconds
+    kernels: tuple[KernelUse, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

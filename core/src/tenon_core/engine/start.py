@@ -34,18 +34,20 @@ from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, DeviceError
+from tenon_platforms.handshake import load_selected
 from tenon_platforms.hookspecs import control_plane
 from tenon_platforms.manifest import Manifest
 from tenon_platforms.model import ModelSpec
+from tenon_platforms.ops.table import OpTable
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.platform import Platform
-from tenon_platforms.selection import SelectionRequest, load_selected, select
+from tenon_platforms.selection import SelectionRequest, select
 from tenon_platforms.version import contract_version_text
 
 from .assembly import Assembled, ModelSource, Parts, Sockets, assemble, pooling_facts
 from .engine import Engine
 from .messages import NO_TOKENS, FinishReason, GenerateRequest
-from .plan import ResolvedPlan, kernel_map
+from .plan import ResolvedPlan, kernel_map, kernel_uses
 from .weight_source import CheckpointSource
 
 LOG = logging.getLogger(__name__)
@@ -124,6 +126,7 @@ def start_with_report(
     group = platform.collectives(sockets.device, rank=0, size=1, address="")
     if not group.agree(plan.fingerprint()):
         raise DeviceError("the ranks resolved different plans", remedy="use the same packages and flags on every rank")
+    assembled.engine.kernels = kernel_uses(assembled.table)
     assembled.engine.mark_ready()
     control_plane().ready(plan.to_dict())
     report = StartReport(plan=plan, ledger=ledger, assembled=assembled, manifest=manifest, seconds=clock.seconds)
@@ -220,8 +223,16 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> DType | None:
     return DType(name) if name in DType._value2member_map_ else None
 
 
-def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DType, kv_dtype: DType) -> Assembled:
-    """Read the weights into kernels and assemble the engine."""
+def load(
+    config: EngineConfig,
+    sockets: Sockets,
+    opened: OpenModel,
+    *,
+    dtype: DType,
+    kv_dtype: DType,
+    make_table: Callable[..., OpTable] = OpTable,
+) -> Assembled:
+    """Read the weights into kernels and assemble the engine. make_table: as for `assemble`."""
     checkpoint, family = opened.checkpoint, opened.family
     weights: WeightSource
     if config.model.load_format == "dummy":
@@ -255,6 +266,7 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
             kv_dtype=kv_dtype,
             max_model_len=opened.max_model_len,
             on_read=lambda name: advance(1),
+            make_table=make_table,
         )
 
 
