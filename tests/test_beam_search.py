@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 from driver import drive, prompts_of, request
+from served import LIMIT_S, serving
 from tiny_models import TinyModel
 
+from tenon_core import LLM, BeamSearchParams
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, sequence_key
 from tenon_core.sampling.params import SamplingParams
@@ -101,9 +105,8 @@ def check(
     penalty = float(case.get("length_penalty", 1.0))
     ends = likely_ends(model, prompts[0], 2)
     for eos in (tuple(ends), ()):
-        engine = build_tiny(
-            "llama", platform, eos_token_ids=eos, block_size=8 if platform == "reference" else 16
-        ).engine
+        flat = {"block_size": 8} if platform == "reference" else {}
+        engine = build_tiny("llama", platform, eos_token_ids=eos, **flat).engine
         requests, expected = [], []
         for width in widths:
             for prompt in prompts:
@@ -166,7 +169,7 @@ def test_few_blocks_and_other_requests_change_nothing(
     model, prompts = tiny_model("llama").model, prompts_of((40, 50, 30), seed=7)
     expected = [transformers_beams(model, prompt, num_beams=3, max_new_tokens=30, eos_token_id=None)
                 for prompt in prompts]  # fmt: skip
-    engine = build_tiny("llama", platform_name, block_size=16, num_blocks=20, max_num_seqs=8).engine
+    engine = build_tiny("llama", platform_name, num_blocks=20, max_num_seqs=8).engine
     requests = [request(i, prompt, beam_width=3, n=3, max_tokens=30, logprobs=0) for i, prompt in enumerate(prompts)]
     outcome = drive(engine, [*requests, request(9, prompts[0], max_tokens=60)])
     for one, beams in zip(requests, expected, strict=True):
@@ -198,5 +201,37 @@ def test_what_beams_cannot_do_is_refused(build_tiny: Build) -> None:
         SamplingParams(beam_width=17)
     engine = build_tiny("llama", "reference", num_blocks=12, block_size=16).engine
     with pytest.raises(RequestError, match="KV blocks"):
-        engine.submit(request(0, [1] * 100, beam_width=4, max_tokens=100))
+        engine.submit(request(0, [1] * 40, beam_width=4, max_tokens=40))
     engine.check_integrity()
+
+
+def test_the_server_s_beams_are_those_of_llm(tiny_folder: Path, tmp_path: Path) -> None:
+    flags = ("--platform", "reference", "--max-num-seqs", "8", "--num-blocks", "60", "--stall-seconds", "60")
+    with LLM(str(tiny_folder), platform="reference", num_blocks=60) as llm:
+        params = BeamSearchParams(beam_width=3, max_tokens=12, length_penalty=0.5)
+        found = llm.beam_search(["abc", "xyz"], params, use_tqdm=False)
+        for one in found:
+            scores = [beam.score for beam in one.sequences]
+            assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+            assert all(abs(beam.cum_logprob - sum(p[t].logprob for p, t in zip(beam.logprobs, beam.tokens, strict=True)))
+                       < 1e-4 for beam in one.sequences)  # fmt: skip
+    texts = [beam.text for one in found for beam in one.sequences]
+    with serving(tiny_folder, tmp_path / "server.log", *flags) as served:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S) as ai:
+            asked: dict[str, Any] = {"model": served.model(), "prompt": ["abc", "xyz"], "n": 3, "max_tokens": 12}
+            beams = {"use_beam_search": True, "length_penalty": 0.5}
+            answer = ai.completions.create(**asked, extra_body=beams)
+            assert [choice.text for choice in answer.choices] == texts
+            streamed = dict.fromkeys(range(6), "")
+            for piece in ai.completions.create(**asked, extra_body=beams, stream=True):
+                for choice in piece.choices:
+                    streamed[choice.index] += choice.text
+            assert list(streamed.values()) == texts
+            wrong: list[dict[str, Any]] = [
+                {"length_penalty": 1.0}, {"use_beam_search": True, "top_k": 3}, {"use_beam_search": "yes"},
+                {"use_beam_search": True, "early_stopping": "soon"}, {**beams, "length_penalty": 1e9},
+            ]  # fmt: skip
+            for body in wrong:
+                with pytest.raises(openai.BadRequestError):
+                    ai.completions.create(**asked, extra_body=body)
+        served.settle()
