@@ -38,7 +38,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "suffix": (None, ""),
     "best_of": (None, 1),
-    "use_beam_search": (None, False),
     "bad_words": (None, []),
     "audio": (None,),
     "modalities": (None, ["text"]),
