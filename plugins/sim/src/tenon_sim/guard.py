@@ -101,6 +101,10 @@ class _Operations(TorchDispatchMode):
         self._made: dict[int, int] = {}  # id of a tensor made inside -> its number
         self.place = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and torch's guard against it imports its compiler: 2 s
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._refuse_data_dependent(func, args)

@@ -1,13 +1,13 @@
-"""The simulated device: host tensors behind an asynchronous queue, with its own memory budget and no 64-bit integers.
+"""The simulated device: torch's `sim` behind an asynchronous queue, with memory of its own and no 64-bit numbers.
 
-A copy reads its source when the queue comes to it, so a host buffer that is overwritten too early shows as wrong
-tokens; a host buffer that is the target of a queued copy holds garbage until then, so reading too early shows too.
+Tensors are of device type `sim` (see `native/`), so the host reads none by accident; an operation that it launches
+itself comes after all queued work. A copy reads its source when the queue comes to it, so a host buffer overwritten too
+early shows as wrong tokens; one that is the target of a queued copy holds garbage until then.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ from torch import Tensor
 from tenon_platforms.device import NULL_EVENT, Device, DeviceInfo, Event, Fault, MemoryInfo
 
 from .faults import BrokenContractError, SimFaultError
+from .native import FREE, native
 from .options import SimOptions
 from .queue import WorkQueue
 
@@ -37,16 +38,21 @@ class SimDevice(Device):
     memory_share: float = 0.9
     num_compiles: int = 0
     _queue: WorkQueue | None = None
-    _used: int = 0
-    _peak: int = 0
+    _num_damaged: int = 0
     _shapes: set[tuple[Any, ...]] = field(default_factory=set)
     _host: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)  # storage address -> host buffer
     _num_steps: int = 0
-    _lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.torch_device = torch.device(FREE, self.info.id)  # the name is torch's until a device opens
 
     def open(self) -> None:
+        low, high = GARBAGE_BYTES
+        garbage = random.Random(self.options.seed).randint(low, high)
+        native().configure(self.info.id, limit=self.options.memory_mb << 20, garbage=garbage)
+        self._num_damaged = native().memory(self.info.id).damaged
         if self.is_async and self._queue is None:
-            self._queue = WorkQueue()
+            self._queue = WorkQueue(native())
 
     def close(self) -> None:
         if self._queue is not None:
@@ -56,19 +62,23 @@ class SimDevice(Device):
     # memory
 
     def memory(self) -> MemoryInfo:
-        total = self.options.memory_mb << 20
-        return MemoryInfo(free=total - self._used, total=total, peak=self._peak)
+        total, now = self.options.memory_mb << 20, native().memory(self.info.id)
+        return MemoryInfo(free=max(total - now.used, 0), total=total, peak=now.peak)
 
     def reset_peak(self) -> None:
-        self._peak = self._used
+        native().reset_peak(self.info.id)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor = self.allocate(shape, dtype)
-        self._spoil(tensor)
-        return tensor
+        check_narrow("device memory", dtype)
+        try:
+            return torch.empty(shape, dtype=dtype, device=self.torch_device)  # the library fills it with garbage
+        except torch.OutOfMemoryError as error:
+            message = str(error).partition("\n")[0]
+            remedy = "raise --platform-opt sim.memory_mb"
+            raise SimFaultError(message, Fault.OUT_OF_MEMORY, remedy=remedy) from error
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self.allocate(shape, dtype).zero_()
+        return self.empty(shape, dtype).zero_()
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         check_narrow("a host buffer", dtype)
@@ -77,29 +87,6 @@ class SimDevice(Device):
             self._spoil(buffer)
             self._host[buffer.untyped_storage().data_ptr()] = weakref.ref(buffer)
         return buffer
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of the device, counted against its budget until the tensor is gone."""
-        check_narrow("device memory", dtype)
-        count = dtype.itemsize
-        for size in shape:
-            count *= size
-        with self._lock:
-            if self._used + count > self.options.memory_mb << 20:
-                raise SimFaultError(
-                    f"can't allocate memory: {count} bytes asked for, {self._used} of {self.options.memory_mb} MiB"
-                    " are in use",
-                    Fault.OUT_OF_MEMORY,
-                    remedy="raise --platform-opt sim.memory_mb",
-                )
-            self._used += count
-            self._peak = max(self._peak, self._used)
-        tensor = torch.empty(shape, dtype=dtype)
-        weakref.finalize(tensor, self._give_back, count).atexit = False
-        return tensor
-
-    def _give_back(self, count: int) -> None:
-        self._used -= count  # no lock: it runs in the collector, maybe inside `allocate`
 
     # work
 
@@ -126,6 +113,12 @@ class SimDevice(Device):
 
     def synchronize(self) -> None:
         self.event().wait()
+        damaged, self._num_damaged = self._num_damaged, native().memory(self.info.id).damaged
+        if damaged != self._num_damaged:
+            raise BrokenContractError(
+                f"{self._num_damaged - damaged} buffers were written to outside their ends since the last call",
+                remedy="look for a kernel that computes addresses from unchecked indices",
+            )
 
     @contextmanager
     def stream(self, name: str) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The device's queue: one worker thread that runs work in order, and events that tell when.
 
 Work that fails does not stop the queue: the next event carries the error to the host, as asynchronous devices do. A
-lost device stays lost.
+lost device stays lost. The library is told of work that is pending, because an operation that the host launches itself
+comes after it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from tenon_platforms.device import Event, Fault
 
 from .faults import SimFaultError
+from .native import Native
 
 Work = Callable[[], None]
 WAIT_SECONDS = 600.0  # a queue that is silent for longer hangs
@@ -45,7 +47,8 @@ class SimEvent(Event):
 class WorkQueue:
     """Runs work on its own thread, in inference mode, in the order it was put."""
 
-    def __init__(self) -> None:
+    def __init__(self, native: Native) -> None:
+        self._native = native
         self._items: SimpleQueue[Work | SimEvent | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="sim-device", daemon=True)
         self._thread.start()
@@ -57,6 +60,7 @@ class WorkQueue:
 
     def put(self, work: Work) -> None:
         """Queue work; it returns at once."""
+        self._native.pending(1)
         self._items.put(work)
 
     def event(self) -> SimEvent:
@@ -74,18 +78,19 @@ class WorkQueue:
     def _loop(self) -> None:
         error: BaseException | None = None
         lost: BaseException | None = None
+        self._native.set_worker(1)
         with torch.inference_mode():
             while (item := self._items.get()) is not None:
                 if isinstance(item, SimEvent):
                     item.finish(lost or error)
                     error = None
                     continue
-                if lost is not None:
-                    continue
                 try:
-                    item()
+                    if lost is None:
+                        item()
                 except BaseException as raised:  # noqa: BLE001 - the host gets it from the next event
                     error = error or raised
                     if isinstance(raised, SimFaultError) and raised.fault is Fault.LOST:
                         lost = raised
                 item = None  # let go of the work's tensors before waiting
+                self._native.pending(-1)

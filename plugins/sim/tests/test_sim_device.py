@@ -10,9 +10,9 @@ import torch
 
 from tenon_platforms.device import Fault
 from tenon_platforms.errors import ConfigError
-from tenon_plugin_sdk.sim.device import SimDevice
-from tenon_plugin_sdk.sim.faults import BrokenContractError, SimFaultError
-from tenon_plugin_sdk.sim.options import SimOptions
+from tenon_sim.device import SimDevice
+from tenon_sim.faults import BrokenContractError, SimFaultError
+from tenon_sim.options import SimOptions
 
 pytestmark = pytest.mark.unit
 

@@ -19,7 +19,7 @@ from tenon_platforms.builtin.reference.platform import ReferencePlatform
 from tenon_platforms.capabilities import Capabilities, Determinism
 from tenon_platforms.device import Device
 from tenon_platforms.errors import ConfigError, DeviceError, TenonError
-from tenon_plugin_sdk.sim.platform import SimPlatform
+from tenon_sim.platform import SimPlatform
 
 pytestmark = pytest.mark.e2e
 LENGTHS = (1, 5, 24, 25, 60, 130)

@@ -189,7 +189,8 @@ class SimExecution(Execution):
 
 def static_lattice(model: ModelSpec, limits: EngineLimits) -> LatticeShapes:
     """Decode steps of a power of two of rows; one or two chunks of prompts, never mixed with decodes."""
-    chunk = min(CHUNK, limits.max_tokens or CHUNK)
+    longest = CHUNK if limits.chunking else limits.max_model_len  # a prompt that may not be split is one chunk
+    chunk = min(longest, limits.max_tokens or longest)
     prefills = max(min(MAX_PREFILLS, (limits.max_tokens or chunk * MAX_PREFILLS) // chunk, limits.max_rows), 1)
     everything = SamplingMode(
         noise=True,
@@ -206,6 +207,7 @@ def static_lattice(model: ModelSpec, limits: EngineLimits) -> LatticeShapes:
             mix=False,
             max_prefills=prefills,
             fixed_chunk=chunk,
+            chunking=limits.chunking,
         ),
         decode_rows=doubling(1, limits.max_rows),
         prefill=tuple((chunk * count, count) for count in range(1, prefills + 1)),
