@@ -19,7 +19,7 @@ from served import make_tiny_folder
 from tiny_models import TinyModel
 
 pytestmark = pytest.mark.e2e
-SIM = ROOT / "plugin_sdk" / "src" / "tenon_plugin_sdk" / "sim" / "platform.toml"
+SIM = ROOT / "plugins" / "sim" / "src" / "tenon_sim" / "platform.toml"
 FAULTY = '''
 """The simulated platform with linear layers of its own; those of WRONG inputs leave their last one out."""
 
@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.linear import Dense, MergedLinearSpec
 from tenon_platforms.ops.linear_reference import merged_linear
-from tenon_plugin_sdk.sim.platform import SimPlatform
+from tenon_sim.platform import SimPlatform
 
 WRONG = 96
 
@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "__init__.py").write_text("")
     (package / "platform.py").write_text(FAULTY)
     manifest = SIM.read_text().replace('"sim"', '"faulty"', 1)
-    manifest = manifest.replace("tenon_plugin_sdk.sim.platform:SimPlatform", "tenon_faulty.platform:FaultyPlatform")
+    manifest = manifest.replace("tenon_sim.platform:SimPlatform", "tenon_faulty.platform:FaultyPlatform")
     (package / "platform.toml").write_text(manifest)
     (folder / "pyproject.toml").write_text(PYPROJECT)
     write_metadata(folder, folder / "pyproject.toml")
