@@ -377,18 +377,46 @@ def tune(chain: Chain, broken: set[tuple[Way, bool]]) -> dict[str, Any]:
     return found
 
 
+def heads(model: str, counts: list[int]) -> None:
+    """The head's ways: alone, since it is larger than any cache."""
+    out, inner = {"8b": (128256, 4096), "0.6b": (151936, 1024)}[model]
+    weight = random_weight(out, inner, fp8=False)
+    for tokens in counts:
+        x = torch.randn(tokens, inner, device=CUDA, dtype=BF16)
+        times = []
+        for way in (None, *candidates(tokens, fp8=False)):
+            table = Chosen(BANDWIDTH, 0)
+            if way is not None:
+                table.ways[(out, inner)] = way
+            policy = LinearPolicy(table=table, float8_table=table, float8=True)  # type: ignore[arg-type]
+            try:
+                took = timed(lambda x=x, p=policy: [linear.multiply(x, weight, p, BF16) for _ in range(4)], 3) / 4
+            except Exception:  # noqa: BLE001  it does not fit
+                continue
+            times.append((took, "table" if way is None else short(way)))
+        floor = weight.nbytes / BANDWIDTH_BYTES
+        kept = [f"{label} {took:.1f}" for took, label in times if label in ("table", "lib")]
+        print(
+            f"head {model} M={tokens} floor {floor:.1f} |", *kept, "|", *(f"{n} {t:.1f}" for t, n in sorted(times)[:4])
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="8b,0.6b")
     parser.add_argument("--tokens", default="1,16")
     parser.add_argument("--types", default="bf16,fp8")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--heads", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     counts = [int(text) for text in args.tokens.split(",")]
     types = [text == "fp8" for text in args.types.split(",")]
     torch.manual_seed(0)
     broken: set[tuple[Way, bool]] = set()
+    if args.heads:
+        for model in args.models.split(","):
+            heads(model, counts)
     if args.tune:
         classes = sorted({c if c <= 4 else 16 if c <= 16 else 32 if c <= 32 else 64 for c in counts})
         broken = compile_all([(way, c, fp8) for fp8 in types for c in classes for way in candidates(c, fp8=fp8)])
@@ -414,7 +442,14 @@ def main() -> None:
                 chain.fused = True
                 chain.run()
                 line["early, norms quantize"] = round(timed(chain.run) / layers, 2)
-                for tile, warps, least in ((32, 2, 512), (32, 2, 32), (64, 4, 64), (32, 1, 64)):
+                for tile, warps, least in (
+                    (32, 2, 512),
+                    (32, 2, 32),
+                    (64, 4, 64),
+                    (32, 1, 64),
+                    (64, 2, 64),
+                    (64, 4, 128),
+                ):
                     chain.decode = replace(DECODE, min_tokens=least, tile=tile, warps=warps)
                     line[f"parts of {least}, tile {tile}, warps {warps}"] = round(timed(chain.run) / layers, 2)
                 chain.decode = DECODE

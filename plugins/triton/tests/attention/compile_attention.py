@@ -20,7 +20,7 @@ from ahead_of_time import has_early_launch, source_of, spills, target_of
 from kernels_to_compile import Entry
 
 from tenon_triton.attention import kv_cache
-from tenon_triton.attention.configs import JOIN_ELEMENTS, MAX_PARTS, MIN_ROWS, attention_configs, next_power
+from tenon_triton.attention.configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, attention_configs, next_power
 from tenon_triton.attention.decode import decode_kernel, join_kernel
 from tenon_triton.attention.prefill import prefill_kernel
 from tenon_triton.facts import DeviceFacts
@@ -61,12 +61,13 @@ def entries(
     }  # fmt: skip
     decode = configs.decode
     joined = {
-        "MAX_PARTS": MAX_PARTS, "MIN_TILES": -(-decode.min_tokens // decode.tile), "max_parts": "i32",
+        "MIN_TILES": -(-decode.min_tokens // decode.tile), "max_parts": "i32",
         "CHUNK": JOIN_ELEMENTS // next_power(dim), "parts_mixed": "*fp32", "parts_log": "*fp32",
     }  # fmt: skip
     arguments = {
         **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),
-        "JOIN": decode.join, "TAIL": decode.tail,
+        "LINES": next_power(group), "CHUNK": max(JOIN_ELEMENTS // (next_power(dim) * next_power(group)), 1),
+        "CACHE_LINES": max(1, next_power(dim) * BYTES[kv] // CACHE_LINE), "JOIN": decode.join, "TAIL": decode.tail,
     }  # fmt: skip
     yield f"decode {name}", Entry(kernel=decode_kernel, arguments=arguments, warps=decode.warps, stages=decode.stages)
     for label, config in (("short", configs.short), ("long", configs.long)):

@@ -13,6 +13,7 @@ from ..facts import DeviceFacts
 MIN_ROWS = 16  # of a product's left side
 MAX_PARTS = 128
 JOIN_ELEMENTS = 4096  # values that a program joins at a time
+CACHE_LINE = 128  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
