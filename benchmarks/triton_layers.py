@@ -38,7 +38,7 @@ from tenon_platforms.ops.mlp import GatedMLPSpec  # noqa: E402
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec  # noqa: E402
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec  # noqa: E402
 from tenon_platforms.ops.rope_reference import rope_table  # noqa: E402
-from tenon_triton.attention.configs import DecodeConfig, max_parts  # noqa: E402
+from tenon_triton.attention.configs import DecodeConfig, attention_configs, max_parts  # noqa: E402
 from tenon_triton.attention.kv_cache import LAYOUT_ID  # noqa: E402
 from tenon_triton.attention.launch import Context, Workspace, launch_decode  # noqa: E402
 from tenon_triton.facts import DeviceFacts  # noqa: E402
@@ -51,7 +51,7 @@ CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 FACTS = DeviceFacts(compute_units=132, shared_bytes=227 << 10)
 BANDWIDTH_BYTES = 4.3e6  # a microsecond, of one H200
 CONTEXT, BLOCK = 320, 64
-DECODE = DecodeConfig(tile=32, warps=2, stages=2)
+CONFIGS = attention_configs(128, 4, 2, 2, FACTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class Chain:
     fp8: bool
     tokens: int
     fused: bool = True  # norms quantize
-    decode: DecodeConfig = DECODE
+    decode: DecodeConfig | None = None  # None: the table's
     layers: list[Layer] = field(default_factory=list)
     skip: set[str] = field(default_factory=set)
     kept: dict[str, Any] = field(default_factory=dict)
@@ -241,10 +241,11 @@ class Chain:
             query = kept["rope"]
             if "attention" not in skip:
                 kept["attention"] = mixed = torch.empty_like(query)
-                parts = max_parts(self.tokens, shape.kv_heads, self.decode, FACTS)
+                decode = self.decode or CONFIGS.decode_for(self.tokens, shape.kv_heads, FACTS)
+                parts = max_parts(self.tokens, shape.kv_heads, decode, FACTS)
                 launch_decode(
                     mixed, query, layer.cache, None, self.context, self.tokens, parts, self.workspace, self.attention,
-                    self.decode,
+                    decode,
                 )  # fmt: skip
             if "out" not in skip:
                 kept["out"] = linear.multiply(kept["attention"].flatten(1), w["out"], self.policy, BF16)
@@ -450,16 +451,16 @@ def main() -> None:
                     (64, 2, 64),
                     (64, 4, 128),
                 ):
-                    chain.decode = replace(DECODE, min_tokens=least, tile=tile, warps=warps)
+                    chain.decode = replace(CONFIGS.decode, min_tokens=least, tile=tile, warps=warps)
                     line[f"parts of {least}, tile {tile}, warps {warps}"] = round(timed(chain.run) / layers, 2)
-                chain.decode = DECODE
+                chain.decode = None
                 whole = timed(chain.run) / layers
                 parts = ("norm", "qkv", "rope", "attention", "out", "mlp")
                 line["costs"] = {name: round(whole - chain.without(name), 2) for name in parts}
                 with launched_late():
                     late = timed(chain.run) / layers
                     line["costs late"] = {name: round(late - chain.without(name), 2) for name in parts}
-                chain.decode = DECODE
+                chain.decode = None
                 print(line, flush=True)
                 if args.tune:
                     line["tuned"] = tune(chain, broken)

@@ -95,6 +95,8 @@ def _left(m: int, k: int, splits: int, *, n: int = 64, warps: int = 4, stages: i
 
 BANDWIDTH = LinearTable(
     rules=(
+        Rule(max_tokens=1, way=Gemv(rows=2, block=2048, warps=4), max_out=WIDE),
+        Rule(max_tokens=1, way=Gemv(rows=4, block=1024, warps=4), max_in=2048),
         Rule(max_tokens=1, way=Gemv(rows=2, block=2048, warps=4)),
         Rule(max_tokens=2, way=_PAIRS, max_out=WIDE, max_in=1024),
         Rule(max_tokens=4, way=_PAIRS, max_out=NARROW),
@@ -102,20 +104,18 @@ BANDWIDTH = LinearTable(
         Rule(max_tokens=16, way=_left(16, 256, 2), max_out=SQUARE),
         Rule(max_tokens=16, way=_left(16, 128, 1), max_out=MIDDLE, max_in=2048),
         Rule(max_tokens=16, way=_left(16, 128, 2), max_out=MIDDLE),
-        Rule(max_tokens=16, way=_left(16, 128, 1), max_out=WIDE),
-        Rule(max_tokens=4, way=Tiles(m=16, n=64, k=128)),
-        Rule(max_tokens=16, way=LIBRARY, max_in=2048),
-        Rule(max_tokens=16, way=_left(16, 128, 2, n=128, warps=8, stages=3)),
+        Rule(max_tokens=16, way=_left(16, 128, 1)),
         Rule(max_tokens=32, way=_left(32, 128, 4, stages=5), max_out=NARROW),
         Rule(max_tokens=32, way=_left(32, 128, 1), max_out=MIDDLE, max_in=2048),
         Rule(max_tokens=32, way=_left(32, 256, 2), max_out=SQUARE),
         Rule(max_tokens=32, way=_left(32, 128, 2), max_out=MIDDLE),
-        Rule(max_tokens=32, way=_left(32, 128, 1), max_out=WIDE),
+        Rule(max_tokens=32, way=_left(32, 128, 1)),
         Rule(max_tokens=64, way=Tiles(m=64, n=32, k=128, splits=4, stages=5), max_out=NARROW),
         Rule(max_tokens=64, way=Tiles(m=64, n=32, k=256, stages=3), max_out=MIDDLE, max_in=2048),
         Rule(max_tokens=64, way=LIBRARY, max_out=SQUARE, max_in=8192),
         Rule(max_tokens=64, way=_left(64, 128, 2), max_out=SQUARE),
         Rule(max_tokens=64, way=_left(64, 128, 1), max_out=WIDE),
+        Rule(max_tokens=64, way=_left(64, 128, 1, n=128, warps=8)),
     ),
     pair_tokens=64,
 )
