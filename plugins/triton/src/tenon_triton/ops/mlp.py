@@ -138,7 +138,9 @@ def multiply_float8(x: Tensor, kind: str) -> Float8Rows:
             KIND=kind,
             WHOLE=features <= block,
             BLOCK=block,
-            num_warps=warps_of(block),
+            num_warps=min(
+                8, warps_of(block)
+            ),  # more registers a thread, so that two rows are at work beside each other
             **early.options(),
         )
     return found
