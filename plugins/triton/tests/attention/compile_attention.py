@@ -65,7 +65,8 @@ def entries(
         arguments = {
             **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),
             "LINES": next_power(group), "CHUNK": max(JOIN_ELEMENTS // (next_power(dim) * next_power(group)), 1),
-            "CACHE_LINES": max(1, next_power(dim) * BYTES[kv] // CACHE_LINE), "JOIN": decode.join, "TAIL": decode.tail,
+            "CACHE_LINES": max(1, next_power(dim) * BYTES[kv] // CACHE_LINE) if decode.fetches else 0,
+            "JOIN": decode.join, "TAIL": decode.tail,
             "MIN_TILES": -(-decode.min_tokens // decode.tile),
         }  # fmt: skip
         yield (

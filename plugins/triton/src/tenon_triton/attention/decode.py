@@ -115,8 +115,9 @@ def decode_kernel(
     """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
 
     parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
-    [rows, kv heads], zero between launches. What a step's inputs say and where the context lies is complete before
-    this launch can begin (`ops/rows.py`), so it is read, and fetched, before the newest query, key and value are.
+    [rows, kv heads], zero between launches. CACHE_LINES: of a key, or 0: nothing is fetched ahead. What a step's inputs
+    say and where the context lies is complete before this launch can begin (`ops/rows.py`), so it is read, and fetched,
+    before the newest query, key and value are.
     """
     trigger(EARLY)
     kv_head = tl.program_id(0)
@@ -139,7 +140,7 @@ def decode_kernel(
     start_of_part = begin + part * share * TILE
     end_of_part = tl.minimum(start_of_part + share * TILE, length)
     blocks = blocks_of(table, start_of_part, length - 1, TILE, PAGE)
-    if EARLY:
+    if CACHE_LINES > 0:
         offsets = slot_offsets(blocks, start_of_part, block_stride, TILE, PAGE, DIM)
         ahead = tl.minimum(tl.arange(0, CACHE_LINES) * (DIM_PAD // CACHE_LINES), DIM - 1)
         fetch(keys + offsets[:, None] + ahead[None, :], EARLY)

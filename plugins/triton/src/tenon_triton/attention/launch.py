@@ -132,7 +132,7 @@ def launch_decode(
         TILE=config.tile,
         BLOCK_ROWS=max(MIN_ROWS, next_power(group)),
         LINES=lines,
-        CACHE_LINES=max(1, padded * cache.element_size() // CACHE_LINE),
+        CACHE_LINES=max(1, padded * cache.element_size() // CACHE_LINE) if config.fetches else 0,
         MIN_TILES=min_tiles,
         CHUNK=max(JOIN_ELEMENTS // (padded * lines), 1),
         WINDOW=spec.sliding_window,
