@@ -21,8 +21,8 @@ from tenon_core.serving.anthropic.message_fields import EXTENSIONS as MESSAGE_EX
 from tenon_core.serving.anthropic.message_fields import MessageFields
 from tenon_core.serving.openai.response_fields import EXTENSIONS as RESPONSE_EXTENSIONS
 from tenon_core.serving.openai.response_fields import ResponseFields
-from tenon_core.serving.openai.response_store import ResponseStore, Stored, as_items
 from tenon_core.serving.protocol import ChatFields
+from tenon_core.serving.response_store import ResponseStore, Stored, as_items
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
