@@ -162,7 +162,8 @@ def chat_params(fields: ChatFields) -> SamplingParams:
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     count = (fields.top_logprobs or 0) if fields.logprobs else None
     try:
-        params = fields.sampling(logprobs=count, max_tokens=max(fields.min_tokens or 0, 1) if limit is None else limit)
+        most = max(fields.min_tokens or 0, 1) if limit is None else limit
+        params = fields.sampling(logprobs=count, max_tokens=most, **fields.beams())
     except RequestError as error:
         if error.param == "logprobs":  # the engine's name for the chat API's field
             raise RequestError(f"top_{error.message}", param="top_logprobs") from None

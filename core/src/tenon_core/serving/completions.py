@@ -84,6 +84,7 @@ def handler(services: Services) -> Any:
             prompt_logprobs=fields.logprobs
             if fields.echo and fields.prompt_logprobs is None
             else fields.prompt_logprobs,
+            **fields.beams(),
         )
         check_fan_out(fields.prompt, params.n, facts)
         await unless_gone(request, services.grammars.check_async(params.structured_outputs))

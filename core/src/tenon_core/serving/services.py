@@ -126,6 +126,18 @@ class Work:
             raise
         return work
 
+    @classmethod
+    def start_all(cls, generation: Generation, starts: Sequence[Callable[..., ActiveRequest]]) -> Work:
+        """Submit by calling every start with `on_news`, or none. Raises `RequestError`, `CapacityError`."""
+        work = cls(generation=generation)
+        try:
+            for start in starts:
+                work.requests.append(start(on_news=work._news.set))
+        except (RequestError, CapacityError):
+            work.abort()
+            raise
+        return work
+
     @property
     def is_done(self) -> bool:
         """Whether nothing more will come."""
