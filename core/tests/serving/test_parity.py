@@ -33,6 +33,7 @@ NUMBERS: list[Any] = [-(2**63), -1, 2**31, 2**63, 2**64, 1e308, True, "1", [1], 
 RAW_NUMBERS = ["NaN", "Infinity", "-Infinity", "1" * 70, "1e999"]
 KIND = {"content-type": "application/json"}
 LEAK = re.compile(r"Traceback|\.py\b|/root|/tmp|site-packages|0x[0-9a-f]{6,}|correct-horse")
+OF_OTHER_APIS = {"n", "logprobs", "prompt_logprobs", "beam_width", "length_penalty"}  # unknown here, and refused
 OF_CHAT = {"max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
 
@@ -75,7 +76,7 @@ def refused(answer: httpx.Response, name: str | None = None, status: int = 400) 
 def test_no_numeric_field_is_missed() -> None:
     for path in (RESPONSES, MESSAGES):
         found = {OF_CHAT.get(name, name) for where, name in CASES if where == path}
-        assert set(CEILINGS) - {"n", "logprobs", "prompt_logprobs"} <= found, path
+        assert set(CEILINGS) - OF_OTHER_APIS <= found, path
     assert {"max_tool_calls", "top_logprobs", "max_output_tokens"} <= {name for where, name in CASES}
 
 
@@ -116,7 +117,8 @@ def test_lists_ids_and_labels(client: httpx.Client, path: str) -> None:
         ("prompt_embeds", "x"), ("kv_transfer_params", {"a": 1}), ("mm_processor_kwargs", {"a": 1}),
         ("structured_outputs", {"regex": "("}), ("structured_outputs", {"json": {"type": "no"}}),
         ("structured_outputs", {"grammar": "("}), ("no_such_field", 1), ("metadata", {str(i): "" for i in range(99)}),
-        ("truncate_prompt_tokens", 0), ("tools", [{"type": "function"}] * 1000), ("tools", [5]),
+        ("use_beam_search", True), ("prompt_logprobs", 1), ("length_penalty", 2.0), ("truncate_prompt_tokens", 0),
+        ("tools", [{"type": "function"}] * 1000), ("tools", [5]),
     ):  # fmt: skip
         refused(client.post(path, json={**base, name: value}), None if name == "metadata" else name)
 
