@@ -134,7 +134,7 @@ def test_every_block_of_the_page_is_run() -> None:
 
 
 def test_the_commands_of_the_page_work(thing: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    """In their order, on the tiny model: the first ones on the scaffold as it is, the others with the page's kernels."""
+    """In their order, on the tiny model: first the scaffold as it is, then with the page's kernels in it."""
     lines = [line for block in SHELL.findall(PAGE.read_text()) for line in block.splitlines()]
     assert lines[0] == "tenon-sdk new thing"
     path = [*filter(None, sys.path)]
