@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
+from tenon_core.sampling.structured import PARAM as GRAMMAR_PARAM
 from tenon_core.sampling.validate import ModelFacts, beam_ends, validate_pooling, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
@@ -145,7 +146,7 @@ class Engine:
                     self._add(samples)
                 continue
             for sequence in samples:
-                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
+                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
 
     def _check_samples(self, request: GenerateRequest) -> None:
         """Samples are born together: the prompt's blocks and one of each sample's own must fit at once."""
@@ -234,7 +235,7 @@ class Engine:
         """A sequence whose grammar allows nothing that could be chosen ends, unless it has ended already."""
         request_id, sample = split_key(key)
         for sequence in [one for one in self._requests.get(request_id, ()) if one.sample == sample]:
-            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
+            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
@@ -270,8 +271,10 @@ class Engine:
 
     # ends and failures
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "") -> None:
-        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind))
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "", param: str = ""
+    ) -> None:
+        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind, param=param))
         if self.grammars.drop_compiling(sequence):
             pass  # the scheduler has not heard of it
         elif sequence.state is SequenceState.UNBORN:

@@ -24,8 +24,8 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .config import ServerConfig
 from .errors import HttpError, not_ready
-from .openai.response_store import ResponseStore
 from .parsers.registry import Parsers
+from .response_store import ResponseStore
 
 T = TypeVar("T")
 
