@@ -234,7 +234,7 @@ def values_of(pairs: list[str]) -> dict[str, Any]:
 def main() -> int:
     args = parse()
     if args.late:
-        from tenon_triton.ops import early
+        from tenon_triton import early
 
         early.options = lambda: early.OFF
     wanted = [name for name in args.cases.split(",") if name]

@@ -38,11 +38,12 @@ from tenon_platforms.ops.mlp import GatedMLPSpec  # noqa: E402
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec  # noqa: E402
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec  # noqa: E402
 from tenon_platforms.ops.rope_reference import rope_table  # noqa: E402
+from tenon_triton import early  # noqa: E402
 from tenon_triton.attention.configs import DecodeConfig, attention_configs, max_parts  # noqa: E402
 from tenon_triton.attention.kv_cache import LAYOUT_ID  # noqa: E402
 from tenon_triton.attention.launch import Context, Workspace, launch_decode  # noqa: E402
 from tenon_triton.facts import DeviceFacts  # noqa: E402
-from tenon_triton.ops import early, linear, norm, rope_kv  # noqa: E402
+from tenon_triton.ops import linear, norm, rope_kv  # noqa: E402
 from tenon_triton.ops.gated_mlp import gated_mlp  # noqa: E402
 from tenon_triton.ops.linear import LinearPolicy, Weight  # noqa: E402
 from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, Library, Tiles, Way  # noqa: E402

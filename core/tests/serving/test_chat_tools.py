@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from fake_model import model_folder
 from running_server import KEY, RunningServer, start_server
+from spoken_calls import ANSWER, CALLS, MEANT, TEMPLATE
 
 pytestmark = pytest.mark.e2e
-TEMPLATE = (
-    '{# <tool_call> {"name": and <think> </think>: what makes it recognisable #}'
-    "{% set last = messages[-1].content %}"
-    "{% if last == 'show' %}{{ messages | tojson }}@@{{ tools | tojson }}@@{{ reasoning_effort }}{% else %}"
-    "{% for one in messages if one.role == 'tool' %}{{ one.name }}{% endfor %}{{ last }}{% endif %}<|im_end|>"
-)
 KIMI = (
     "{{ messages[-1].content | replace('@S', '<|tool_calls_section_begin|>') | replace('@B', '<|tool_call_begin|>')"
     " | replace('@A', '<|tool_call_argument_begin|>') | replace('@E', '<|tool_call_end|>')"
@@ -47,13 +43,7 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "now"}},
 ]
-CALLS = (
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "S\u00e3o Paulo \U0001f600"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-)
-ANSWER = f"<think>\nWhich city \u20ac?\n</think>\n\nI look it up.\n{CALLS}"
 NAMED = {"type": "function", "function": {"name": "now"}}
-MEANT = [("get_weather", {"city": "S\u00e3o Paulo \U0001f600"}), ("now", {})]
 
 
 def serve(path: Path, template: str, control: tuple[str, ...] = (), **options: Any) -> RunningServer:
@@ -202,6 +192,36 @@ def test_the_grammar_of_forced_calls() -> None:
     assert (wanted["minItems"], wanted["maxItems"]) == (1, 1)
     assert [one["properties"]["name"] for one in wanted["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
     assert "maxItems" not in json.loads(any_tool({"f": city}, is_one=False)[1].json or "")
+
+
+def test_schemas_that_refer_to_themselves_may_be_forced() -> None:
+    """Their references lead to their own root wherever it lies, and the grammar compiles and means the same."""
+    from tenon_core.sampling.grammar import check
+    from tenon_core.serving.forced_calls import any_tool, one_tool
+
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "v": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "list": {"$ref": "#/$defs/node"},
+            "again": {"$ref": "#/properties/word"},
+            "word": {"const": "a"},
+        },
+        "$defs": {"node": {**node, "default": {"$ref": "#/$defs/node"}}},
+    }
+    check(one_tool("f", schema)[1])
+    for schemas in ({"f": schema}, {"f": schema, "g": {}, "h": schema}):
+        forced = any_tool(schemas, is_one=False)[1]
+        check(forced)
+        wanted = json.loads(forced.json or "")
+        validator = jsonschema.Draft202012Validator(wanted)
+        for parameters, is_valid in (
+            ({"list": {"v": 1, "next": {"v": 2}}, "again": "a"}, True),
+            ({"list": {"v": 1, "next": {"v": "x"}}}, False),
+            ({"again": "b"}, False),
+        ):
+            assert validator.is_valid([{"name": "f", "parameters": parameters}]) == is_valid
+        assert wanted["$defs"]["tool0"]["$defs"]["node"]["default"] == {"$ref": "#/$defs/node"}  # data, as it was
 
 
 BROKEN = {"function": {"name": "a", "arguments": "{"}}

@@ -16,21 +16,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
-from tenon_core.sampling.validate import ModelFacts, validate_request
+from tenon_core.sampling.structured import PARAM as GRAMMAR_PARAM
+from tenon_core.sampling.validate import ModelFacts, beam_ends, validate_pooling, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 
+from .beams import BeamGroup
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
-from .messages import EngineStats, Finished, FinishReason, GenerateRequest, StepUpdate, split_key
+from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, Pooled, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
 from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
 LOG = logging.getLogger(__name__)
+MAX_POOLED_BYTES = 16 * 2**20  # of vectors in one update; a message has its greatest size
 STATS_EVERY = 16  # steps between two statistics in updates
 COMPILE_PATIENCE_S = 0.005  # for which an idle loop waits for a grammar before it looks at its messages again
 
@@ -52,9 +55,11 @@ class Engine:
     max_waiting: int
     token_seconds: float = 0.0  # of a step with one token, measured at start; among others a token costs less
     on_step: Callable[[int], None] = lambda num_tokens: None  # tokens in flight, before the host may wait for them
+    kernels: tuple[KernelUse, ...] = ()  # what was chosen at the start, to be told
     _flights: deque[Flight] = field(default_factory=deque)
     _requests: dict[int, list[Sequence]] = field(default_factory=dict)
     _ended: list[Finished] = field(default_factory=list)  # to be told with the next update
+    _pooled: deque[Pooled] = field(default_factory=deque)  # to be told as messages have room for them
     _num_arrived: int = 0
     _num_prompt_tokens: int = 0
     _compiles_at_ready: int = 0
@@ -65,7 +70,10 @@ class Engine:
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""
         prompt = request.prompt_token_ids
-        limit = validate_request(prompt, request.params, self.facts)
+        if request.pooling is None:
+            limit = validate_request(prompt, request.params, self.facts)
+        else:
+            limit = validate_pooling(prompt, request.pooling, self.facts)
         if request.adapter:
             raise RequestError(f"adapter {request.adapter!r} is not loaded: this engine has none", param="model")
         if request.id in self._requests:
@@ -78,6 +86,7 @@ class Engine:
             )
         self._check_samples(request)
         root = root_hash(request.cache_salt, request.adapter)
+        beams = self._beams_of(request, limit)
         samples = [
             Sequence(
                 request=request,
@@ -88,9 +97,13 @@ class Engine:
                 num_prompt=len(prompt),
                 root=root,
                 state=SequenceState.UNBORN if index else SequenceState.WAITING,
+                beams=beams,
+                is_announced=beams is not None and index > 0,  # the first beam's prompt speaks for all
             )
-            for index in range(request.params.n)
+            for index in range(request.params.num_rows)
         ]
+        if beams is not None:
+            beams.slots = samples
         if request.params.structured_outputs is None:
             self._add(samples)
         else:
@@ -98,6 +111,26 @@ class Engine:
         self._num_arrived += len(samples)
         self._num_prompt_tokens += len(prompt)
         self._requests[request.id] = samples
+
+    def _beams_of(self, request: GenerateRequest, limit: int) -> BeamGroup | None:
+        """The beam search that a request asks for. Raises `RequestError` where its beams cannot all be held."""
+        params = request.params
+        if not params.beam_width:
+            return None
+        wanted = self.memory.blocks_for(limit) * params.beam_width
+        if wanted > self.memory.allocator.num_blocks - 1:
+            raise RequestError(
+                f"beam_width is {params.beam_width}: its beams may need {wanted} KV blocks, the pool has"
+                f" {self.memory.allocator.num_blocks - 1}: lower it or max_tokens",
+                param="beam_width",
+            )
+        return BeamGroup(
+            params=params,
+            request_id=request.id,
+            num_prompt=len(request.prompt_token_ids),
+            limit=limit,
+            ends=frozenset(beam_ends(params, self.facts)),
+        )
 
     def _add(self, samples: list[Sequence]) -> None:
         """Hand a request over to the scheduler: its first sample computes the prompt for all."""
@@ -113,11 +146,11 @@ class Engine:
                     self._add(samples)
                 continue
             for sequence in samples:
-                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
+                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
 
     def _check_samples(self, request: GenerateRequest) -> None:
         """Samples are born together: the prompt's blocks and one of each sample's own must fit at once."""
-        memory, extra = self.memory, request.params.n - 1
+        memory, extra = self.memory, request.params.num_rows - 1
         wanted = memory.blocks_for(len(request.prompt_token_ids) + 1) + extra * memory.num_groups
         if wanted > memory.allocator.num_blocks - 1:
             raise RequestError(
@@ -135,7 +168,7 @@ class Engine:
             request_id, sample = split_key(key)
             samples = list(self._requests.get(request_id, ()))
             for sequence in samples:
-                if sequence.sample == sample:
+                if sequence.sample == sample and sequence.beams is None:  # beams are one search, ended as a whole
                     self._finish(sequence, FinishReason.ABORT)
 
     def reset_prefix_cache(self) -> None:
@@ -144,7 +177,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._requests or self._flights or self._ended)
+        return bool(self._requests or self._flights or self._ended or self._pooled)
 
     # the loop
 
@@ -190,7 +223,10 @@ class Engine:
             if chunk.sequence.is_suspect:
                 self.scheduler.clear_suspect(chunk.sequence)
         for finished in update.finished:
-            self._forget(finished.key)
+            self._forget_ended(finished.key)
+        for pooled in update.pooled:
+            self._forget(pooled.key)
+        self._pooled.extend(update.pooled)
         for key, why in self.grammars.take_broken():
             self._break(key, why)
         return update
@@ -199,11 +235,13 @@ class Engine:
         """A sequence whose grammar allows nothing that could be chosen ends, unless it has ended already."""
         request_id, sample = split_key(key)
         for sequence in [one for one in self._requests.get(request_id, ()) if one.sample == sample]:
-            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
+            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
-        ended, self._ended = tuple(self._ended), []
+        pooled = self._take_pooled()
+        ended = (*self._ended, *(Finished(key=one.key, reason=FinishReason.STOP) for one in pooled))
+        self._ended = []
         if update is None:
             if not ended:
                 return None
@@ -219,12 +257,24 @@ class Engine:
             finished=update.finished + ended,
             prompts=update.prompts,
             stats=self.stats() if wants_stats else None,
+            pooled=pooled,
         )
+
+    def _take_pooled(self) -> tuple[Pooled, ...]:
+        """Vectors that fit into one message."""
+        taken: list[Pooled] = []
+        room = MAX_POOLED_BYTES
+        while self._pooled and (not taken or len(self._pooled[0].data) <= room):
+            taken.append(self._pooled.popleft())
+            room -= len(taken[-1].data)
+        return tuple(taken)
 
     # ends and failures
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "") -> None:
-        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind))
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "", param: str = ""
+    ) -> None:
+        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind, param=param))
         if self.grammars.drop_compiling(sequence):
             pass  # the scheduler has not heard of it
         elif sequence.state is SequenceState.UNBORN:
@@ -232,6 +282,15 @@ class Engine:
         else:
             self.outputs.end(sequence)
         self._forget(sequence.key)
+
+    def _forget_ended(self, key: int) -> None:
+        """A sequence ended by itself; with the first text of a beam search, all of its beams have."""
+        request_id, _ = split_key(key)
+        samples = self._requests.get(request_id, ())
+        if samples and samples[0].beams is not None:
+            del self._requests[request_id]
+        elif samples:
+            self._forget(key)
 
     def _forget(self, key: int) -> None:
         self.grammars.forget(key)

@@ -6,19 +6,21 @@ for log-probabilities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from tenon_core.execution.delta import StepDelta
 from tenon_core.execution.runner import HostLogprobs, LaunchedStep, StepResult
+from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.state.rows import RowTable
 
-from .deltas import prompt_targets
+from .beams import BeamNews, BeamSearches, beam_rows
+from .deltas import pooled_tokens, prompt_targets
 from .grammars import Constraint
 from .kv_memory import KVMemory
-from .messages import Finished, FinishReason, PromptInfo, StepUpdate, TokenLogprobs
+from .messages import Finished, FinishReason, Pooled, PromptInfo, StepUpdate, TokenLogprobs
 from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
@@ -39,6 +41,11 @@ class Flight:
     is_followed: bool = False  # its tokens were given to their grammars
 
     @property
+    def has_beams(self) -> bool:
+        """Whether rows of a beam search were in it."""
+        return any(chunk.sequence.beams is not None for chunk in self.schedule.chunks)
+
+    @property
     def rows(self) -> Int32:
         """Every row whose `in_flight` was raised: those scheduled, and samples born in this step."""
         born = [one.row for one in self.schedule.born]
@@ -53,16 +60,24 @@ class OutputRouter:
     memory: KVMemory
     scheduler: Scheduler
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingFacts | None = None
     num_generated: int = 0
+    beams: BeamSearches = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beams = BeamSearches(table=self.table, memory=self.memory, scheduler=self.scheduler)
 
     def route(self, flight: Flight, result: StepResult) -> StepUpdate:
         """Take one landed step in; the update for clients."""
         table = self.table
         self._land(flight)
         sampled, keys, tokens = flight.sampled, flight.keys, result.tokens[: len(flight.sampled), 0]
+        beams = beam_rows(table, sampled, keys) if flight.has_beams else []
         index: Int32 | None = None  # of each live token among the sampled ones; None: all are
-        if table.epoch != flight.epoch:  # somebody left: a preempted sequence still takes its token, an ended one not
-            alive = (table.keys[sampled] == keys) & (table.limit[sampled] > 0)
+        if (
+            beams or table.epoch != flight.epoch
+        ):  # somebody left: a preempted sequence still takes its token, an ended one not
+            alive = (table.keys[sampled] == keys) & (table.limit[sampled] > 0) & ~table.is_beam[sampled]
             if not alive.all():
                 index = np.flatnonzero(alive).astype(np.int32)
                 sampled, keys, tokens = sampled[index], keys[index], tokens[index]
@@ -77,14 +92,45 @@ class OutputRouter:
             prompts = self._prompts(flight, result.logprobs)
         if result.logprobs is not None:
             logprobs = self._logprobs(sampled, tokens, index, result.logprobs)
+        finished = self._ends(sampled, tokens)
+        if beams and result.logprobs is not None:
+            news = BeamNews()
+            self.beams.land(beams, result.logprobs, news)
+            self.num_generated += len(news.keys)
+            logprobs = (*logprobs, *((len(keys) + place, one) for place, one in news.logprobs))
+            keys = np.concatenate((keys, np.array(news.keys, dtype=np.int64)))
+            tokens = np.concatenate((tokens, np.array(news.tokens, dtype=np.int32)))
+            finished = (*finished, *news.finished)
         return StepUpdate(
             step=flight.delta.step,
             keys=keys.tobytes(),
             tokens=tokens.tobytes(),
             logprobs=logprobs,
-            finished=self._ends(sampled, tokens),
+            finished=finished,
             prompts=prompts,
+            pooled=() if self.pooling is None else self._pooled(flight, result, self.pooling),
         )
+
+    def _pooled(self, flight: Flight, result: StepResult, facts: PoolingFacts) -> tuple[Pooled, ...]:
+        """Take vectors in; those of prompts that are whole now, whose sequences end."""
+        assert result.pooled is not None
+        found, place = [], 0
+        for chunk in flight.schedule.chunks:
+            sequence, count = chunk.sequence, len(pooled_tokens(chunk, facts))
+            rows, place = result.pooled[place : place + count], place + count
+            if not sequence.is_running:
+                continue
+            if sequence.vectors is None:
+                work = sequence.request.pooling
+                lines = sequence.num_prompt if work is not None and work.per_token else 1
+                sequence.vectors = np.zeros((lines, facts.width), dtype=np.float32)
+            if count:
+                first = chunk.start if len(sequence.vectors) > 1 else 0
+                sequence.vectors[first : first + count] = rows
+            if chunk.is_last:
+                found.append(Pooled(sequence.key, len(sequence.vectors), sequence.vectors.tobytes()))
+                self.end(sequence)
+        return tuple(found)
 
     def land_failed(self, flight: Flight) -> list[Sequence]:
         """Take back a step that failed; returns the sequences that were in it and still run.
@@ -133,9 +179,7 @@ class OutputRouter:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence has ended: its later tokens, if any are in flight, count no more."""
-        if sequence.state in (SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN) or (
-            sequence.state is SequenceState.PREEMPTED
-        ):
+        if sequence.is_running or sequence.state is SequenceState.PREEMPTED:
             self.table.end(sequence.row)
         self.scheduler.end(sequence)
 

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tenon_core.client.conversation import Conversation
+from tenon_core.client.conversation import Conversation, flat_content
 from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.outputs import CompletionOutput
 from tenon_core.client.samples import SampleDelta
@@ -20,6 +20,7 @@ from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
 from .body import read_object
+from .limits import shortened
 from .logprobs import chat_logprobs, prompt_positions
 from .protocol import ChatFields, parse
 from .services import Services, Work, unless_gone
@@ -45,6 +46,14 @@ class Chat:
         """The one request."""
         return self.work.requests[0]
 
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with: the last message's text, if it is asked for and the assistant's."""
+        last = self.fields.messages[-1]
+        if not self.fields.echo or last.get("role") != ROLE:
+            return ""
+        return flat_content(len(self.fields.messages) - 1, last.get("content"))
+
     def usage(self) -> dict[str, Any]:
         """Counts of tokens."""
         output = self.request.output
@@ -69,46 +78,74 @@ def handler(services: Services) -> Any:
         head = Head(
             id=f"chatcmpl-{label_of(request)}", object="chat.completion", model=services.check_model(fields.model)
         )
-        generation, _ = services.ready_generation()
-        _, conversation = services.ready_tokenizer()
-        params = chat_params(fields)
-        reading = reading_of(fields, services.parsers, lets_choose=config.enable_auto_tool_choice)
-        if reading.structured is not None:
-            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
-        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-        encoded = await unless_gone(
-            request,
-            conversation.encode_async(
-                fields.messages,
-                add_generation_prompt=fields.add_generation_prompt is not False,
-                variables=variables_of(fields, conversation),
-                tools=reading.tools,
-            ),
-        )
-        reading.prompt = encoded[0]
-        work = Work.start(
-            generation,
-            [encoded],
-            params,
-            is_watched=bool(fields.stream),
-            shown_ids=reading.shown_ids(services.vocabulary),
-            **labelled(fields, request),
-        )
-        call = Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+        call = await begin(request, services, fields, head)
         return await (streamed(request, call) if fields.stream else whole(request, call))
 
     return chat_completions
 
 
+async def begin(
+    request: Request, services: Services, fields: ChatFields, head: Head, *, is_clamped: bool = False
+) -> Chat:
+    """Check, render, encode and submit a conversation: the one way in, whatever protocol it came by.
+
+    is_clamped: a limit beyond the context's end is its end, instead of an error.
+    """
+    generation, facts = services.ready_generation()
+    _, conversation = services.ready_tokenizer()
+    params = chat_params(fields)
+    reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
+    if reading.structured is not None:
+        params = msgspec.structs.replace(params, structured_outputs=reading.structured)
+    await unless_gone(request, services.grammars.check_async(params.structured_outputs))
+    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
+    reading.prompt = text
+    ids = shortened(ids, fields, params, facts)
+    room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
+    if is_clamped and params.max_tokens is not None and params.max_tokens > room:
+        params = msgspec.structs.replace(params, max_tokens=None)
+    work = Work.start(
+        generation,
+        [(text, ids)],
+        params,
+        is_watched=bool(fields.stream),
+        shown_ids=reading.shown_ids(services.vocabulary),
+        **labelled(fields, request),
+    )
+    return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+
+
+async def encoded(
+    fields: ChatFields, conversation: Conversation, tools: list[dict[str, Any]] | None
+) -> tuple[str, list[int]]:
+    """(the rendered prompt, its token ids). tools: those the template describes."""
+    is_continued = bool(fields.continue_final_message)
+    if is_continued and fields.add_generation_prompt:
+        raise RequestError(
+            "add_generation_prompt begins an answer and continue_final_message goes on with one: give one of the two",
+            param="continue_final_message",
+        )
+    return await conversation.encode_async(
+        fields.messages,
+        add_generation_prompt=fields.add_generation_prompt is not False and not is_continued,
+        variables=variables_of(fields, conversation),
+        tools=tools,
+        is_continued=is_continued,
+    )
+
+
 def variables_of(fields: ChatFields, conversation: Conversation) -> dict[str, Any]:
-    """The template's variables; `reasoning_effort` is one where the template takes it."""
-    variables, effort = dict(fields.chat_template_kwargs or {}), fields.reasoning_effort
-    if effort is None or conversation.template is None:
+    """The template's variables; `reasoning_effort` and `verbosity` are such where the template takes them."""
+    variables = dict(fields.chat_template_kwargs or {})
+    if conversation.template is None:
         return variables
-    if "reasoning_effort" in conversation.template.check():
-        variables.setdefault("reasoning_effort", effort)
-    elif effort != "none":
-        raise RequestError("reasoning_effort is nothing that this model's template takes", param="reasoning_effort")
+    known = conversation.template.check()
+    for name, neutral in (("reasoning_effort", "none"), ("verbosity", "medium")):
+        value = getattr(fields, name)
+        if value is not None and name in known:
+            variables.setdefault(name, value)
+        elif value not in (None, neutral):
+            raise RequestError(f"{name} is nothing that this model's template takes", param=name)
     return variables
 
 
@@ -116,6 +153,8 @@ def chat_params(fields: ChatFields) -> SamplingParams:
     """The engine's parameters. Without a limit an answer may go on to the end of the context."""
     if fields.top_logprobs is not None and not fields.logprobs:
         raise RequestError("top_logprobs is given without logprobs: set logprobs to true", param="top_logprobs")
+    if fields.add_special_tokens:
+        raise RequestError("add_special_tokens: a chat's special tokens are its template's", param="add_special_tokens")
     if None not in (fields.max_tokens, fields.max_completion_tokens) and (
         fields.max_tokens != fields.max_completion_tokens
     ):
@@ -123,7 +162,8 @@ def chat_params(fields: ChatFields) -> SamplingParams:
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     count = (fields.top_logprobs or 0) if fields.logprobs else None
     try:
-        params = fields.sampling(logprobs=count, max_tokens=max(fields.min_tokens or 0, 1) if limit is None else limit)
+        most = max(fields.min_tokens or 0, 1) if limit is None else limit
+        params = fields.sampling(logprobs=count, max_tokens=most, **fields.beams())
     except RequestError as error:
         if error.param == "logprobs":  # the engine's name for the chat API's field
             raise RequestError(f"top_{error.message}", param="top_logprobs") from None
@@ -141,6 +181,8 @@ async def whole(request: Request, call: Chat) -> Response:
     choices = []
     for sample in call.request.samples:
         message, reason = await understood(call.reading, sample.output)
+        if call.fields.echo:
+            message["content"] = call.echoed + (message["content"] or "")
         choice: dict[str, Any] = {
             "index": sample.output.index,
             "message": {"role": ROLE, **message},
@@ -200,7 +242,7 @@ async def pieces(call: Chat) -> AsyncIterator[bytes]:
 def opening(call: Chat, index: int) -> bytes:
     """A choice's first event: who speaks."""
     found: dict[str, Any] = {
-        "index": index, "delta": {"role": ROLE, "content": ""}, "logprobs": None, "finish_reason": None,
+        "index": index, "delta": {"role": ROLE, "content": call.echoed}, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
     if call.fields.return_token_ids:
         found["prompt_token_ids"] = call.request.output.prompt_token_ids

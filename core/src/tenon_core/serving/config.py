@@ -40,6 +40,9 @@ class ServerConfig:
         (), "key that clients must send; may be repeated (the environment keeps it out of process lists)",
         env="TENON_API_KEY",
     )  # fmt: skip
+    insecure_no_key: bool = flag(
+        False, "listen on an address that others reach although no key is set: everybody there may use the server"
+    )
     served_model_name: tuple[str, ...] = flag((), "name of the model for clients; may be repeated; default: as given")
     chat_template: str | None = flag(None, "file with a chat template, instead of the model's own")
     tool_call_parser: str = flag(
@@ -65,7 +68,12 @@ class ServerConfig:
         " /health says so",
     )
     stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
+    max_stored_responses: int = flag(
+        1000, "responses (POST /v1/responses) kept in memory for each key, the least used go first; 0: none"
+    )
+    stored_responses_bytes: int = flag(256 * 2**20, "greatest size of the responses that are kept for each key")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    playground: bool = flag(True, "serve the playground, a page to try the model with, at /")
     disable_access_log: bool = flag(False, "no log line for each request")
 
     def check(self) -> None:
@@ -83,10 +91,17 @@ class ServerConfig:
         for name in ("header_timeout", "body_timeout", "stall_seconds", "stall_kill_seconds"):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be more than 0 and less than a day")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds is {self.drain_seconds}: it must not be negative")
+        for name in ("drain_seconds", "max_stored_responses", "stored_responses_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
         if self.stall_kill_seconds < self.stall_seconds:
             raise ConfigError("stall_kill_seconds is less than stall_seconds")
+        if not self.is_loopback and not self.api_key and not self.insecure_no_key:
+            raise ConfigError(
+                f"host is {self.host}, which others can reach, and no key is set",
+                remedy="set TENON_API_KEY (or pass --api-key), or say --insecure-no-key where something in front checks"
+                " who calls",
+            )
         self._check_texts()
         check_name(TOOL_PARSERS, self.tool_call_parser)
         check_name(REASONING_PARSERS, self.reasoning_parser)

@@ -36,6 +36,8 @@ enum tenon_isa { TENON_PORTABLE = 0, TENON_AVX2 = 1, TENON_AVX512 = 2, TENON_AVX
 enum tenon_dtype { TENON_F32 = 0, TENON_BF16 = 1, TENON_F16 = 2 };
 
 TENON_API int tenon_cpu_abi(void);
+/* What the library was built from: the SHA-256 that sources_hash.cmake takes, 64 digits; never null. */
+TENON_API const char* tenon_cpu_sources(void);
 /* The sentence of a status; never null. */
 TENON_API const char* tenon_cpu_status_text(int status);
 
@@ -66,7 +68,7 @@ struct tenon_linear_part {
 };
 
 enum tenon_epilogue { TENON_PLAIN = 0, TENON_SILU_MUL = 1 }; /* the second: two parts of equal rows, silu(first) * second */
-enum tenon_precision { TENON_FINE = 16 }; /* added to an epilogue: activations of quantized parts in two int8 codes */
+enum tenon_precision { TENON_FINE = 16 }; /* added to an epilogue: activations of quantized parts in int16 codes, not int8 */
 
 /* y = x W^T + b of parts side by side. bias: float [rows of all parts], copied, or null. */
 TENON_API int tenon_cpu_linear_new(const struct tenon_linear_part* parts, int32_t count, int64_t columns,

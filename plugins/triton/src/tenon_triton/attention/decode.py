@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..ops.early import fetch, trigger, wait
+from ..early import fetch, trigger, wait
 from .tile import LOG2_E, attend_tile, blocks_of, slot_offsets
 
 

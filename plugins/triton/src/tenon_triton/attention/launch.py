@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tenon_platforms.ops.attention import AttentionSpec
 
-from ..ops import early
+from .. import early
 from .configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel

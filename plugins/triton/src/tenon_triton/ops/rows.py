@@ -11,8 +11,8 @@ from tenon_platforms.batch import RowState, StepInputs
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 
-from . import early
-from .early import wait
+from .. import early
+from ..early import wait
 
 BLOCK = 128
 
