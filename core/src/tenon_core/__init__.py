@@ -6,14 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .client.inline import InlineLink
     from .client.outputs import CompletionOutput, RequestOutput
     from .config import EngineConfig
+    from .engine.messages import EngineStats, FinishReason, GenerateRequest, StepUpdate
     from .llm import LLM
     from .sampling.params import SamplingParams
 
     __version__: str
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "EngineStats",
+    "FinishReason",
+    "GenerateRequest",
+    "InlineLink",
+    "RequestOutput",
+    "SamplingParams",
+    "StepUpdate",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "llm",
@@ -21,6 +35,11 @@ _HOMES = {
     "RequestOutput": "client.outputs",
     "CompletionOutput": "client.outputs",
     "EngineConfig": "config",
+    "InlineLink": "client.inline",
+    "EngineStats": "engine.messages",
+    "FinishReason": "engine.messages",
+    "GenerateRequest": "engine.messages",
+    "StepUpdate": "engine.messages",
 }
 
 

@@ -20,6 +20,7 @@ LEVELS: dict[str, tuple[str, str]] = {
     "L1": ("device", "l1_device"),
     "L2": ("ops", "l2_ops"),
     "L3": ("execution", "l3_execution"),
+    "L4": ("memory", "l4_memory"),
 }
 
 
