@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .engine.messages import EngineStats, FinishReason, GenerateRequest, StepUpdate
     from .llm import LLM
     from .sampling.params import SamplingParams
+    from .sampling.pooling import PoolingParams
 
     __version__: str
 
@@ -23,6 +24,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "InlineLink",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StepUpdate",
@@ -32,6 +34,7 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "SamplingParams": "sampling.params",
+    "PoolingParams": "sampling.pooling",
     "RequestOutput": "client.outputs",
     "CompletionOutput": "client.outputs",
     "EngineConfig": "config",

@@ -20,6 +20,7 @@ from tenon_core.engine.messages import (
     Finished,
     FinishReason,
     GenerateRequest,
+    KernelUse,
     PromptInfo,
     StepUpdate,
     TokenLogprobs,
@@ -65,6 +66,7 @@ class FakeEngine:
     token_seconds: float = 0.0
     on_step: Callable[[int], None] = lambda num_tokens: None
     max_waiting: int = 64
+    kernels: tuple[KernelUse, ...] = (KernelUse("attention", "echo", "fake", 2),)
     running: dict[int, FakeSequence] = field(default_factory=dict)
     new: list[GenerateRequest] = field(default_factory=list)
     submitted: list[GenerateRequest] = field(default_factory=list)

@@ -12,6 +12,7 @@ import pytest
 from running_server import KEY, RunningServer, start_server
 
 from tenon_core.observability.metrics import EngineMetrics
+from tenon_core.serving import playground
 from tenon_core.serving.access import GuardedRoute
 from tenon_core.serving.app import TABLE, guarded_routes, make_app, routes
 from tenon_core.serving.config import ServerConfig
@@ -19,12 +20,13 @@ from tenon_core.serving.services import Services
 from tenon_platforms.errors import ConfigError
 
 pytestmark = pytest.mark.e2e
-PUBLIC = {"GET /health"}  # the written allow-list
+PAGE = {"GET /", *(f"GET /playground/{name}" for name in playground.ASSETS)}
+PUBLIC = {"GET /health", *PAGE}  # the written allow-list
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 ALIASES = (
-    "/", "/docs", "/redoc", "/openapi.json", "/v1", "/score", "/rerank", "/invocations", "/ping", "/tokenizer_info",
+    "/docs", "/redoc", "/openapi.json", "/v1", "/score", "/rerank", "/invocations", "/ping", "/tokenizer_info",
     "/v1/embeddings", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache", "/sleep", "/wake_up",
-    "/update_weights", "/start_profile", "/pause", "/collective_rpc", "/server_info", "/health/", "//health",
+    "/update_weights", "/start_profile", "/pause", "/collective_rpc", "/server_info", "/health/",
     "/HEALTH", "/v1/models/", "/metrics/", "/%2e%2e/metrics", "/v1/../metrics", "/health/../metrics",
 )  # fmt: skip
 
@@ -46,7 +48,7 @@ def test_nothing_is_answered_without_a_key(server: RunningServer, headers: dict[
         for path in (*paths, *ALIASES):
             for method in METHODS:
                 status = client.request(method, path).status_code
-                if path == "/health":
+                if f"GET {path}" in PUBLIC:
                     assert status in ((200,) if method in ("GET", "HEAD") else (405,)), (method, status)
                 else:
                     assert status == 401, (method, path, status)
@@ -121,6 +123,7 @@ def test_a_malformed_host(server: RunningServer, host: bytes) -> None:
         b"http://127.0.0.1/health/../v1/models",
         b"v1/models",
         b"//v1/models",
+        b"//health",
         b"/health%2f..%2fv1/models",
         b"/v1/models?/health",
         b"/v1/models#/health",

@@ -13,6 +13,8 @@ from typing import Any
 
 from tenon_platforms.ops.table import OpTable
 
+from .messages import KernelUse
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedPlan:
@@ -45,3 +47,12 @@ def kernel_map(table: OpTable) -> dict[str, str]:
         choice.spec.fingerprint(): f"{choice.spec.op}: {choice.kernel.name} ({choice.source})"
         for choice in table.choices
     }
+
+
+def kernel_uses(table: OpTable) -> tuple[KernelUse, ...]:
+    """What a table chose, for the operator's view: one entry an op and kernel, specs added up."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for choice in table.choices:
+        key = (choice.spec.op, choice.kernel.name, choice.source)
+        counts[key] = counts.get(key, 0) + choice.num_uses
+    return tuple(KernelUse(*key, count) for key, count in sorted(counts.items()))

@@ -251,7 +251,7 @@ def serve(order: StartOrder, socket: ServerSocket) -> None:
     while not socket.has_peers:
         socket.wait(HEARTBEAT_SECONDS)
         socket.drain()
-    socket.send(Ready(facts=engine.facts, start_seconds=seconds))
+    socket.send(Ready(facts=engine.facts, start_seconds=seconds, kernels=engine.kernels))
     try:
         EngineServer(engine=engine, socket=socket).run()
     finally:

@@ -154,6 +154,11 @@ class EngineMetrics:
         """The engine's counters as of now: `StepUpdate.stats`, where an update has them."""
         self._snapshot.latest = snapshot
 
+    @property
+    def latest(self) -> EngineSnapshot | None:
+        """The last snapshot; None before the first one."""
+        return self._snapshot.latest
+
     def set_up(self, is_up: bool) -> None:
         """Whether the engine answers."""
         self._up.set(1 if is_up else 0)

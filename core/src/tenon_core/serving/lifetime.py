@@ -176,7 +176,7 @@ class Lifetime:
         """The engine is ready, for the first time or again."""
         supervisor, services = self.supervisor, self.services
         assert supervisor is not None and supervisor.link is not None
-        services.facts = ready.facts
+        services.facts, services.ready = ready.facts, ready
         phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in ready.start_seconds.items())
         LOG.info("engine ready on platform %s (%s)", ready.facts.platform or "unknown", phases)
         services.generation = None

@@ -16,13 +16,15 @@ from tenon_core.client.generation import ActiveRequest, Generation
 from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
+from tenon_core.engine.messages import Ready
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
-from tenon_platforms.errors import CapacityError, RequestError
+from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .config import ServerConfig
 from .errors import HttpError, not_ready
+from .openai.response_store import ResponseStore
 from .parsers.registry import Parsers
 
 T = TypeVar("T")
@@ -43,12 +45,25 @@ class Services:
     created: int = field(default_factory=lambda: int(time.time()))
     generation: Generation | None = None
     facts: ModelFacts | None = None
+    ready: Ready | None = None  # what the engine said of its start
     tokenizer: ClientTokenizer | None = None
     vocabulary: TokenBytes | None = None
     conversation: Conversation | None = None
     parsers: Parsers = field(default_factory=Parsers)
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     is_draining: bool = False
+    responses: ResponseStore = field(init=False)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(
+            max_entries=self.config.max_stored_responses, max_bytes=self.config.stored_responses_bytes
+        )
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Hold on to work that outlives its HTTP request."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def is_ready(self) -> bool:
@@ -157,6 +172,14 @@ class Work:
         """End what still runs."""
         for request in self.requests:
             self.generation.abort(request)
+
+    def stop(self, error: TenonError) -> None:
+        """End what still runs, and raise `error` in whoever waits for it."""
+        for request in self.requests:
+            if not request.is_done:
+                request.error = error
+        self.abort()
+        self._news.set()
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
