@@ -21,6 +21,7 @@ LEVELS: dict[str, tuple[str, str]] = {
     "L2": ("ops", "l2_ops"),
     "L3": ("execution", "l3_execution"),
     "L4": ("memory", "l4_memory"),
+    "L5": ("collectives", "l5_collectives"),
 }
 
 

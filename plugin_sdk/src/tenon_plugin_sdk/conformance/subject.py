@@ -74,9 +74,16 @@ class Subject:
         subject._open(platform)
         return subject
 
-    def _open(self, platform: Platform) -> None:
+    @classmethod
+    def at(cls, platform: Platform, index: int) -> Subject:
+        """As `of`, on another of its devices."""
+        subject = cls(name=platform.name, options=dict(platform.options))
+        subject._open(platform, index)
+        return subject
+
+    def _open(self, platform: Platform, index: int = 0) -> None:
         self._platform = platform
-        self._device = platform.device(0)
+        self._device = platform.device(index)
         self._device.open()
         self._capabilities = platform.capabilities(self._device)
 
