@@ -22,6 +22,7 @@ LEVELS: dict[str, tuple[str, str]] = {
     "L3": ("execution", "l3_execution"),
     "L4": ("memory", "l4_memory"),
     "L5": ("collectives", "l5_collectives"),
+    "L6": ("engine", "l6_engine"),
 }
 
 

@@ -31,10 +31,11 @@ class Reference:
 
 def hf_reference(model: Any) -> Reference:
     """The reference that a Transformers model is, with a copy of it in float64."""
-    return Reference(narrow=_logits_of(model.float().eval()), wide=_logits_of(copy.deepcopy(model).double().eval()))
+    return Reference(narrow=logits_of(model.float().eval()), wide=logits_of(copy.deepcopy(model).double().eval()))
 
 
-def _logits_of(model: Any) -> LogitsFn:
+def logits_of(model: Any) -> LogitsFn:
+    """Every position's logits of a Transformers model, in its own type."""
     import torch
 
     def logits(tokens: Sequence[int]) -> Logits:
