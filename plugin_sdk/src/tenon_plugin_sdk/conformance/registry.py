@@ -23,6 +23,7 @@ LEVELS: dict[str, tuple[str, str]] = {
     "L4": ("memory", "l4_memory"),
     "L5": ("collectives", "l5_collectives"),
     "L6": ("engine", "l6_engine"),
+    "L7": ("performance", "l7_performance"),
 }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenon_platforms.platform import Platform
 
     from .exceptions import Excused
+    from .meters.figures import Baseline
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Subject:
     manifest: None for a platform that was made by hand. error: why it could not be opened; then only L0 is run.
     exceptions: those of its conformance.yaml. texts: its options as the operator gave them. shared: what checks made
     once for all of them (checkpoints, processes), by name; what has a `close` is closed with the subject.
+    measured: figures that checks leave behind (L7). baseline: the earlier report they are compared with.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Subject:
     exceptions: tuple[Excused, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    baseline: Baseline | None = None
     _platform: Platform | None = None
     _device: Device | None = None
     _capabilities: Capabilities | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform as host
 import sys
 from collections.abc import Callable, Iterable
@@ -70,6 +71,7 @@ class Results:
         """The run is over."""
         self.seconds = seconds
         self.machine = fingerprint(subject)
+        self.measured = dict(subject.measured)
 
     def of(self, level: str) -> list[Entry]:
         """A level's entries."""
@@ -129,7 +131,8 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    found: dict[str, Any] = {"system": host.system(), "machine": host.machine(), "versions": versions}
+    found: dict[str, Any] = {"system": host.system(), "machine": host.machine(), "processors": os.cpu_count()}
+    found["versions"] = versions
     if subject.error is None:
         info = subject.device.info
         found["device"] = {"name": info.name, "arch": info.arch, "memory": info.memory}
