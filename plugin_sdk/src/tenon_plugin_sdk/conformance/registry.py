@@ -60,6 +60,11 @@ class Check:
     cases: Callable[[Subject, Profile], Iterable[Case]] | None = None
     needs_platform: bool = True
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether another seed is another check: packaging, devices and figures draw nothing."""
+        return self.level not in ("L0", "L1", "L7")
+
     def cases_of(self, subject: Subject, profile: Profile) -> Iterable[Case]:
         """The cases for one subject."""
         return ONE if self.cases is None else self.cases(subject, profile)
