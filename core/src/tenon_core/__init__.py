@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .client.beams import BeamSearchParams
     from .client.inline import InlineLink
     from .client.outputs import CompletionOutput, RequestOutput
     from .config import EngineConfig
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "EngineStats",
@@ -33,6 +35,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "BeamSearchParams": "client.beams",
     "SamplingParams": "sampling.params",
     "PoolingParams": "sampling.pooling",
     "RequestOutput": "client.outputs",

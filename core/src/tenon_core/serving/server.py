@@ -27,7 +27,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     began = time.monotonic()
     server_config.check()
     if not server_config.is_loopback and not server_config.api_key:
-        LOG.warning("%s is open to everybody who reaches it: set TENON_API_KEY, or pass --api-key", server_config.host)
+        LOG.warning("%s is open to everybody who reaches it (--insecure-no-key)", server_config.host)
     listener = bind(server_config)
     try:
         from tenon_core.client.supervisor import EngineProcess
