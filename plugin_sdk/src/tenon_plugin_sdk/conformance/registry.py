@@ -51,6 +51,7 @@ class Check:
     """A named check of a level. cases: made from the subject's claims; run: raises where the platform is wrong.
 
     what: one sentence for reports. needs_platform: run on an opened subject; without, its manifest is enough.
+    has_seed: it draws, so another seed is another check.
     """
 
     level: str
@@ -59,11 +60,12 @@ class Check:
     run: Callable[[Subject, Profile, Case], None]
     cases: Callable[[Subject, Profile], Iterable[Case]] | None = None
     needs_platform: bool = True
+    has_seed: bool = True
 
     @property
     def is_drawn(self) -> bool:
         """Whether another seed is another check: packaging, devices and figures draw nothing."""
-        return self.level not in ("L0", "L1", "L7")
+        return self.has_seed and self.level not in ("L0", "L1", "L7")
 
     def cases_of(self, subject: Subject, profile: Profile) -> Iterable[Case]:
         """The cases for one subject."""

@@ -282,12 +282,24 @@ def _accounts(subject: Subject, profile: Profile) -> Iterable[Case]:
 
 
 CHECKS = (
-    Check(level="L4", name="exhausted", what="running out of memory is classified and survived", run=exhausted),
-    Check(level="L4", name="too_large", what="a pool that does not fit is refused with a remedy", run=too_large),
+    Check(
+        level="L4",
+        name="exhausted",
+        what="running out of memory is classified and survived",
+        run=exhausted,
+        has_seed=False,
+    ),
+    Check(
+        level="L4",
+        name="too_large",
+        what="a pool that does not fit is refused with a remedy",
+        run=too_large,
+        has_seed=False,
+    ),
     Check(level="L4", name="accounting", what="blocks are what tokens need", cases=_accounts, run=accounting),
     Check(level="L4", name="pressure", what="too few blocks: preempted, right, nothing left", run=pressure),
     Check(level="L4", name="aborts", what="abort storms leave nothing behind", cases=_models, run=aborts),
-    Check(level="L4", name="hog", what="memory taken while an engine runs", run=hog),
-    Check(level="L4", name="restarts", what="engines give back what they took", run=restarts),
+    Check(level="L4", name="hog", what="memory taken while an engine runs", run=hog, has_seed=False),
+    Check(level="L4", name="restarts", what="engines give back what they took", run=restarts, has_seed=False),
     Check(level="L4", name="soak", what="memory at rest does not grow", cases=_models, run=soak),
 )
