@@ -267,7 +267,7 @@ def main() -> int:
     if order is None:
         return 0
     watch_parent(order.address)
-    setup_logging(order.log_level)
+    setup_logging(order.log_level, format=order.log_format)
     socket = ServerSocket(address=order.address, secret=bytes.fromhex(order.secret))
     try:
         serve(order, socket)

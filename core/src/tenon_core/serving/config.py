@@ -11,6 +11,7 @@ from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS
 from tenon_platforms.errors import ConfigError
 
 from .parsers.registry import check_name
+from .trace_endpoint import check_endpoint
 
 MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512
@@ -66,18 +67,22 @@ class ServerConfig:
     )
     stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    metrics_port: int | None = flag(None, "TCP port on which /metrics and /health are answered too, without a key")
+    metrics_host: str = flag("127.0.0.1", "address of that port")
+    otlp_traces_endpoint: str | None = flag(None, "OpenTelemetry collector for traces: http://HOST:4318/v1/traces")
     playground: bool = flag(True, "serve the playground, a page to try the model with, at /")
     disable_access_log: bool = flag(False, "no log line for each request")
 
     def check(self) -> None:
         """Raise `ConfigError` for values that cannot be."""
-        if not self.host.strip():
+        if not self.host.strip() or not self.metrics_host.strip():
             raise ConfigError(
                 "host is empty, which would listen on every address",
                 remedy="leave it out for this machine only, or say --host 0.0.0.0",
             )
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}: it lies between 0 and 65535")
+        for name in ("port", "metrics_port"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it lies between 0 and 65535")
         for name in ("max_body_bytes", "keep_alive_timeout", "max_connections", "stream_interval"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
@@ -88,6 +93,8 @@ class ServerConfig:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}: it must not be negative")
         if self.stall_kill_seconds < self.stall_seconds:
             raise ConfigError("stall_kill_seconds is less than stall_seconds")
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
         self._check_texts()
         check_name(TOOL_PARSERS, self.tool_call_parser)
         check_name(REASONING_PARSERS, self.reasoning_parser)

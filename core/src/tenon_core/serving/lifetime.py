@@ -30,8 +30,10 @@ from tenon_platforms.errors import DeviceError, TenonError
 from .app import make_app
 from .config import ServerConfig
 from .http_protocol import protocol_class
+from .metrics_server import MetricsServer
 from .parsers.registry import load_parsers
 from .services import Services
+from .tracing import Traces
 
 LOG = logging.getLogger(__name__)
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -77,6 +79,7 @@ class Lifetime:
 
     def __post_init__(self) -> None:
         given = self.engine_config.model.model
+        endpoint = self.server_config.otlp_traces_endpoint
         names = self.server_config.served_model_name or (served_name(given),)
         self.services = Services(
             config=self.server_config,
@@ -84,13 +87,14 @@ class Lifetime:
             aliases=frozenset({given}) if not self.server_config.served_model_name else frozenset(),
             metrics=EngineMetrics(names[0]),
             state=self._state,
+            traces=None if endpoint is None else Traces.open(endpoint, model=names[0]),
         )
 
     def _state(self) -> str:
         supervisor = self.supervisor
         return (EngineState.STARTING if supervisor is None else supervisor.state).value
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, metrics_listener: socket.socket | None = None) -> None:
         """Serve to the end; `error` says why, where it was not asked for."""
         config = self.server_config
         self.server = Server(
@@ -111,21 +115,30 @@ class Lifetime:
             )
         )
         self.server.services = self.services
+        scraped = None if metrics_listener is None else MetricsServer.start(self.services, metrics_listener)
         starter = asyncio.get_running_loop().create_task(self._start())
         try:
             await self.server.serve(sockets=[listener])
         finally:
-            starter.cancel()
-            with suppress(asyncio.CancelledError):
-                await starter
-            if self.services.conversation is not None:
-                self.services.conversation.close()
-            self.services.grammars.close()
-            if self.supervisor is not None:
-                await self.supervisor.stop()
-            else:
-                self.process.kill()
-                self.process.close(patience=0)
+            await self.close(starter, scraped)
+
+    async def close(self, starter: asyncio.Task[None], scraped: MetricsServer | None = None) -> None:
+        """Bring everything down again."""
+        starter.cancel()
+        with suppress(asyncio.CancelledError):
+            await starter
+        if self.services.conversation is not None:
+            self.services.conversation.close()
+        self.services.grammars.close()
+        if scraped is not None:
+            await scraped.stop()
+        if self.services.traces is not None:
+            await asyncio.to_thread(self.services.traces.close)
+        if self.supervisor is not None:
+            await self.supervisor.stop()
+        else:
+            self.process.kill()
+            self.process.close(patience=0)
 
     async def _start(self) -> None:
         """Bring everything up, then wait for the engine's end, which should not come."""
@@ -153,6 +166,10 @@ class Lifetime:
             self.error = error
         except OSError as error:
             self.error = DeviceError(f"the start failed: {error}")
+        self.on_end()
+
+    def on_end(self) -> None:
+        """The engine will not run again; `error` says why."""
         self.server.should_exit = True
 
     def _open(self, files: ModelFiles) -> None:
@@ -195,9 +212,12 @@ class Lifetime:
             seed=self.engine_config.platform.seed,
             observer=services.metrics,
         )
-        seconds = time.monotonic() - self.began
+        self.on_ready(time.monotonic() - self.began)
+
+    def on_ready(self, seconds: float) -> None:
+        """Requests are answered from now on."""
         try:
-            print(f"serving {services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
+            print(f"serving {self.services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
         except OSError as error:  # a full disk or a closed pipe is no reason not to serve
             LOG.warning("standard output cannot be written: %s", error.strerror)
 
@@ -226,6 +246,7 @@ def serve(
     process: EngineProcess,
     *,
     began: float,
+    metrics_listener: socket.socket | None = None,
 ) -> int:
     """Run the event loop. Raises the `TenonError` that ended it, if one did."""
     port = listener.getsockname()[1]
@@ -239,7 +260,7 @@ def serve(
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     try:
-        loop.run_until_complete(life.run(listener))
+        loop.run_until_complete(life.run(listener, metrics_listener))
         loop.run_until_complete(_cancel_rest())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:

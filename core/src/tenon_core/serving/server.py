@@ -28,8 +28,11 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     server_config.check()
     if not server_config.is_loopback and not server_config.api_key:
         LOG.warning("%s is open to everybody who reaches it: set TENON_API_KEY, or pass --api-key", server_config.host)
-    listener = bind(server_config)
+    listener = bind(server_config.host, server_config.port)
+    scraped = None
     try:
+        if server_config.metrics_port is not None:
+            scraped = bind(server_config.metrics_host, server_config.metrics_port, flag="metrics-port")
         from tenon_core.client.supervisor import EngineProcess
 
         process = EngineProcess()
@@ -39,25 +42,27 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
             process.kill()
             process.close(patience=0)
             raise
-        return serve(engine_config, server_config, listener, process, began=began)
+        return serve(engine_config, server_config, listener, process, began=began, metrics_listener=scraped)
     finally:
         listener.close()
+        if scraped is not None:
+            scraped.close()
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises `ConfigError` where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def bind(host: str, port: int, *, flag: str = "port") -> socket.socket:
+    """A listening socket. flag: the option that says the port. Raises `ConfigError` where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
+        listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}",
-            remedy="stop the other server, or pass another --port (0: any free one) or --host",
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            remedy=f"stop the other server, or pass another --{flag} (0: any free one) or address",
         ) from None
     return listener

@@ -25,6 +25,7 @@ from tenon_platforms.errors import CapacityError, RequestError
 from .config import ServerConfig
 from .errors import HttpError, not_ready
 from .parsers.registry import Parsers
+from .tracing import CURRENT, RequestSpan, Traces
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Services:
     conversation: Conversation | None = None
     parsers: Parsers = field(default_factory=Parsers)
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
+    traces: Traces | None = None
     is_draining: bool = False
 
     @property
@@ -89,6 +91,7 @@ class Work:
     generation: Generation
     requests: list[ActiveRequest] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _span: RequestSpan | None = None
 
     @classmethod
     def start(
@@ -111,6 +114,9 @@ class Work:
         except (RequestError, CapacityError):
             work.abort()
             raise
+        if (span := CURRENT.get()) is not None:
+            work._span = span
+            span.begin_work(work.requests, params)
         return work
 
     @property
@@ -159,6 +165,8 @@ class Work:
         """End what still runs."""
         for request in self.requests:
             self.generation.abort(request)
+        if self._span is not None:
+            self._span.end_work(self.requests)
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
