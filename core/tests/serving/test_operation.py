@@ -137,7 +137,7 @@ def test_a_wrong_endpoint_is_refused(endpoint: str) -> None:
 
 
 def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenon_core.serving.trace_endpoint.find_spec", lambda name: None)
+    monkeypatch.setattr("tenon_core.serving.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         ServerConfig(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces").check()
     assert caught.value.remedy is not None and "tenon-core[otel]" in caught.value.remedy

@@ -27,6 +27,10 @@ MODULES = {
     "huggingface-hub": {"huggingface_hub"},
     "prometheus-client": {"prometheus_client"},
     "nvidia-ml-py": {"pynvml"},
+    "grpcio": {"grpc"},
+    "grpcio-health-checking": {"grpc_health"},
+    "grpcio-reflection": {"grpc_reflection"},
+    "protobuf": {"google"},
     "opentelemetry-api": {"opentelemetry"},
     "opentelemetry-sdk": {"opentelemetry"},
     "opentelemetry-exporter-otlp-proto-http": {"opentelemetry"},
@@ -43,7 +47,8 @@ OWN_ALLOWED: Mapping[str, frozenset[str]] = {
 
 # extra -> the modules of ours that may import what it brings, always lazily (test_lazy_imports)
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "otel": ("tenon_core/serving/tracing.py", "tenon_core/serving/trace_endpoint.py"),
+    "otel": ("tenon_core/serving/tracing.py", "tenon_core/serving/extras.py"),
+    "grpc": ("tenon_core/serving/rpc", "tenon_core/serving/extras.py"),
 }
 
 

@@ -10,8 +10,8 @@ from tenon_core.config import flag
 from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS
 from tenon_platforms.errors import ConfigError
 
+from .extras import check_endpoint, check_grpc
 from .parsers.registry import check_name
-from .trace_endpoint import check_endpoint
 
 MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512
@@ -67,6 +67,7 @@ class ServerConfig:
     )
     stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    grpc_port: int | None = flag(None, "TCP port on which gRPC is served beside HTTP, with the same keys (extra grpc)")
     metrics_port: int | None = flag(None, "TCP port on which /metrics and /health are answered too, without a key")
     metrics_host: str = flag("127.0.0.1", "address of that port")
     otlp_traces_endpoint: str | None = flag(None, "OpenTelemetry collector for traces: http://HOST:4318/v1/traces")
@@ -80,7 +81,7 @@ class ServerConfig:
                 "host is empty, which would listen on every address",
                 remedy="leave it out for this machine only, or say --host 0.0.0.0",
             )
-        for name in ("port", "metrics_port"):
+        for name in ("port", "metrics_port", "grpc_port"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it lies between 0 and 65535")
         for name in ("max_body_bytes", "keep_alive_timeout", "max_connections", "stream_interval"):
@@ -95,6 +96,8 @@ class ServerConfig:
             raise ConfigError("stall_kill_seconds is less than stall_seconds")
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
+        if self.grpc_port is not None:
+            check_grpc()
         self._check_texts()
         check_name(TOOL_PARSERS, self.tool_call_parser)
         check_name(REASONING_PARSERS, self.reasoning_parser)

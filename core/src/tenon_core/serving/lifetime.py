@@ -7,12 +7,13 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
@@ -97,9 +98,10 @@ class Lifetime:
     async def run(self, listener: socket.socket, metrics_listener: socket.socket | None = None) -> None:
         """Serve to the end; `error` says why, where it was not asked for."""
         config = self.server_config
+        app = make_app(self.services)
         self.server = Server(
             uvicorn.Config(
-                make_app(self.services),
+                app,
                 http=protocol_class(config.header_timeout),
                 ws="none",
                 lifespan="off",
@@ -118,7 +120,8 @@ class Lifetime:
         scraped = None if metrics_listener is None else MetricsServer.start(self.services, metrics_listener)
         starter = asyncio.get_running_loop().create_task(self._start())
         try:
-            await self.server.serve(sockets=[listener])
+            async with also_grpc(app, self.services):
+                await self.server.serve(sockets=[listener])
         finally:
             await self.close(starter, scraped)
 
@@ -229,6 +232,22 @@ class Lifetime:
         generation, self.services.generation = self.services.generation, None
         if generation is not None:
             generation.fail_all(EngineLostError("the engine is starting again: try again later"))
+
+
+@asynccontextmanager
+async def also_grpc(app: ASGIApp, services: Services) -> AsyncIterator[None]:
+    """The gRPC server beside what runs inside, where one is asked for. Running calls have time to finish, too."""
+    if services.config.grpc_port is None:
+        yield
+        return
+    from .rpc.server import RpcServer  # an extra
+
+    server = await RpcServer.start(app, services)
+    LOG.info("gRPC is served on port %d", server.port)
+    try:
+        yield
+    finally:
+        await server.stop(services.config.drain_seconds)
 
 
 def served_name(model: str) -> str:

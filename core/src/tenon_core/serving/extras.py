@@ -1,4 +1,4 @@
-"""Is this a collector's address, and is what speaks to it installed? Asked before anything starts."""
+"""Is what an option needs installed? Asked before anything starts, and without importing it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ def check_endpoint(endpoint: str) -> None:
             f"otlp_traces_endpoint is {endpoint!r:.200}: traces are sent as OTLP over HTTP",
             remedy="give a collector's address such as http://127.0.0.1:4318/v1/traces",
         )
-    try:
-        has_library = find_spec("opentelemetry.sdk.trace") is not None and find_spec(EXPORTER) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        has_library = False
-    if not has_library:
+    if not _has("opentelemetry.sdk.trace", EXPORTER):
         raise ConfigError(
             "otlp_traces_endpoint is set, but OpenTelemetry is not installed",
             remedy="run: pip install tenon-core[otel]",
         )
+
+
+def check_grpc() -> None:
+    """Raise `ConfigError` where gRPC is not installed."""
+    if not _has("grpc", "grpc_health.v1", "grpc_reflection.v1alpha", "google.protobuf"):
+        raise ConfigError("grpc_port is set, but gRPC is not installed", remedy="run: pip install tenon-core[grpc]")
+
+
+def _has(*modules: str) -> bool:
+    try:
+        return all(find_spec(module) is not None for module in modules)
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
