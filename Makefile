@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton
-WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton -p tenon_sim
+WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda plugins/sim
 
 .PHONY: demo test full setup lint types imports wheels surfaces native native-test clean help
 
@@ -26,7 +27,7 @@ setup:
 	$(PYTHON) scripts/bootstrap.py test --venv $(VENV)
 
 test: setup
-	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not full" $(PARALLEL) $(PYTEST_ARGS)
 
 full: setup
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = ("platforms", "core", "plugin_sdk", "plugins/cpu", "plugins/triton", "plugins/cuda")
+PROJECTS = ("platforms", "core", "plugin_sdk", "plugins/cpu", "plugins/triton", "plugins/cuda", "plugins/sim")
 
 
 def use_checkout(*, tests: bool = False) -> None:

@@ -24,7 +24,7 @@ FLOORS = ROOT / "requirements" / "floors.txt"
 TEST_REQUIREMENTS = ROOT / "requirements" / "test.txt"
 PACKAGES = {
     "demo": ("platforms", "core", "plugins/cpu"),
-    "test": ("platforms", "core", "plugins/cpu", "plugins/triton", "plugins/cuda", "plugin_sdk"),
+    "test": ("platforms", "core", "plugins/cpu", "plugins/triton", "plugins/cuda", "plugins/sim", "plugin_sdk"),
 }
 MIN_PYTHON = (3, 10)
 MIN_PIP = (22, 2)  # the first with `--report`

@@ -19,6 +19,7 @@ SOURCES = {
     "tenon_cpu": ROOT / "plugins" / "cpu" / "src",
     "tenon_triton": ROOT / "plugins" / "triton" / "src",
     "tenon_cuda": ROOT / "plugins" / "cuda" / "src",
+    "tenon_sim": ROOT / "plugins" / "sim" / "src",
 }
 EXTRAS = ("cpu", "cuda", "rocm", "xpu", "tpu", "ascend", "gaudi")
 

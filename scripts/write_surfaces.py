@@ -17,7 +17,7 @@ from contract_surface import gate, surface
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "surfaces"
-SOURCES = ("platforms/src", "core/src", "plugin_sdk/src", "plugins/cpu/src", "plugins/cuda/src")
+SOURCES = ("platforms/src", "core/src", "plugin_sdk/src", "plugins/cpu/src", "plugins/cuda/src", "plugins/sim/src")
 VERSION_LINE = "version "
 
 

@@ -22,9 +22,9 @@ from tenon_cuda.options import CUDAOptions
 from tenon_platforms.batch import Logprobs, StepOutputs
 from tenon_platforms.device import Device
 from tenon_platforms.execution import Execution
-from tenon_plugin_sdk.sim.device import SimDevice
-from tenon_plugin_sdk.sim.platform import SimPlatform
-from tenon_plugin_sdk.sim.trees import tensors_of
+from tenon_sim.device import SimDevice
+from tenon_sim.platform import SimPlatform
+from tenon_sim.trees import tensors_of
 
 pytestmark = pytest.mark.e2e
 LENGTHS = (3, 17, 40, 9, 26)

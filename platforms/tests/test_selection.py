@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
+from tenon_platforms.contract_fit import is_newer
 from tenon_platforms.errors import ConfigError, PluginError, TenonError
-from tenon_platforms.handshake import is_newer
+from tenon_platforms.handshake import PluginLoadError, load_selected
 from tenon_platforms.selection import (
-    PluginLoadError,
     PluginState,
     Selection,
     SelectionError,
     SelectionRequest,
-    load_selected,
     reports,
     select,
     survey,

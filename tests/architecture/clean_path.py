@@ -22,6 +22,7 @@ PROJECTS = {
     "tenon_plugin_sdk": ROOT / "plugin_sdk",
     "tenon_cpu": ROOT / "plugins" / "cpu",
     "tenon_cuda": ROOT / "plugins" / "cuda",
+    "tenon_sim": ROOT / "plugins" / "sim",
     "tenon_triton": ROOT / "plugins" / "triton",
 }
 OURS = ("tenon_", "_editable_impl_tenon_", "__editable__.tenon_", "__editable___tenon_")

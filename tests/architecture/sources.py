@@ -15,6 +15,7 @@ PACKAGES = {
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "src",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "src",
     "tenon_cuda": ROOT / "plugins" / "cuda" / "src",
+    "tenon_sim": ROOT / "plugins" / "sim" / "src",
     "tenon_triton": ROOT / "plugins" / "triton" / "src",
 }
 SKIPPED = {"__pycache__", "build", "dist"}

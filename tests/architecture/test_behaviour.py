@@ -61,7 +61,7 @@ def is_static_and_asynchronous(platform: Any, made: Assembled) -> bool:
 
 def test_the_static_device_runs_the_same_tests(build_tiny: Callable[..., Assembled]) -> None:
     assert "sim" in PLATFORMS, "the tests that cross packages run on every platform of this list"
-    assert "sim" in installed_platforms(PLATFORMS), "tenon-plugin-sdk is not installed: the static device goes untested"
+    assert "sim" in installed_platforms(PLATFORMS), "tenon-sim is not installed: the static device goes untested"
     assert is_static_and_asynchronous(open_platform("sim"), build_tiny("llama", "sim"))
 
 

@@ -62,7 +62,7 @@ def test_our_tree_keeps_every_contract() -> None:
         ("plugins-know-the-contract-only", "tenon_triton/facts.py", "import tenon_core.config"),
         ("library-below-platforms", "tenon_triton/facts.py", "import tenon_cuda"),
         ("platforms-apart", "tenon_cuda/options.py", "import tenon_cpu"),
-        ("sdk-knows-no-plugin", "tenon_plugin_sdk/sim/device.py", "import tenon_cpu"),
+        ("sdk-knows-no-plugin", "tenon_plugin_sdk/conformance/subject.py", "import tenon_cpu"),
         ("no-vendor-library", "tenon_core/execution/runner.py", "import triton"),
         ("no-circles", "tenon_platforms/dtypes.py", "import tenon_platforms.model"),
         ("no-circles", "tenon_core/models/families/common.py", "import tenon_core.models.families.llama"),

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.unit
 TORCH = frozenset({"torch"})
-PLUGINS = frozenset({"tenon_cpu", "tenon_cuda", "tenon_triton", "tenon_plugin_sdk"})
+PLUGINS = frozenset({"tenon_cpu", "tenon_cuda", "tenon_triton", "tenon_sim", "tenon_plugin_sdk"})
 WEB = frozenset({"fastapi", "starlette", "uvicorn", "httptools", "aiohttp"})
 QUEUES = frozenset({"zmq"})
 VENDOR = frozenset({"triton", "cupy", "pynvml", "jax", "torch_xla", "torch_npu", "habana_frameworks", "flashinfer"})

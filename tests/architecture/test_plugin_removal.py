@@ -24,7 +24,7 @@ params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 with LLM(sys.argv[1], max_num_seqs=2, dtype="float32", **json.loads(sys.argv[2])) as llm:
     output = llm.generate({"prompt_token_ids": [1, 2, 3]}, params)[0].outputs[0]
 from tenon_platforms.selection import SelectionRequest, select
-seen = sorted(name for name in sys.modules if name in ("tenon_cpu", "tenon_cuda", "tenon_plugin_sdk"))
+seen = sorted(name for name in sys.modules if name in ("tenon_cpu", "tenon_cuda", "tenon_sim", "tenon_plugin_sdk"))
 print(json.dumps({
     "tokens": list(output.token_ids),
     "selected": select(SelectionRequest()).manifest.name,
@@ -84,10 +84,11 @@ def expected_tokens(tiny: TinyModel) -> list[int]:
     [
         (ALONE, "reference", {}),
         ((*ALONE, "tenon_plugin_sdk"), "reference", {}),
+        ((*ALONE, "tenon_sim"), "reference", {}),
         ((*ALONE, "tenon_cpu"), "cpu", {}),
         ((*ALONE, "tenon_plugin_sdk", "tenon_cpu"), "cpu", {"platform": "reference"}),
     ],
-    ids=["core and contract alone", "with the SDK", "with tenon-cpu", "all, reference by name"],
+    ids=["core and contract alone", "with the SDK", "with tenon-sim", "with tenon-cpu", "all, reference by name"],
 )
 def test_what_is_left_works(
     links: Path,

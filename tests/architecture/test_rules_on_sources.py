@@ -19,6 +19,7 @@ PYPROJECT = {
     "tenon_plugin_sdk": ROOT / "plugin_sdk" / "pyproject.toml",
     "tenon_cpu": ROOT / "plugins" / "cpu" / "pyproject.toml",
     "tenon_cuda": ROOT / "plugins" / "cuda" / "pyproject.toml",
+    "tenon_sim": ROOT / "plugins" / "sim" / "pyproject.toml",
     "tenon_triton": ROOT / "plugins" / "triton" / "pyproject.toml",
 }
 Plant = Callable[..., list[Source]]
@@ -59,7 +60,7 @@ def test_a_package_imports_only_what_it_declares(package: str) -> None:
         ("tenon_platforms", "from tenon_core.engine import engine"),
         ("tenon_platforms", "import fastapi"),
         ("tenon_core", "def lazy():\n    import tenon_cpu"),
-        ("tenon_core", "from importlib import import_module\nimport_module('tenon_plugin_sdk.sim')"),
+        ("tenon_core", "from importlib import import_module\nimport_module('tenon_sim.device')"),
         ("tenon_core", "import transformers"),
         ("tenon_cpu", "from tenon_core import LLM"),
         ("tenon_cpu", "import tenon_plugin_sdk"),

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .llm import LLM
     from .sampling.params import SamplingParams
+    from .sampling.pooling import PoolingParams
 
     __version__: str
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "PoolingParams", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "llm",
     "SamplingParams": "sampling.params",
+    "PoolingParams": "sampling.pooling",
     "RequestOutput": "client.outputs",
     "CompletionOutput": "client.outputs",
     "EngineConfig": "config",

@@ -58,6 +58,17 @@ class ModelConfig:
     )
     max_model_len: int | None = flag(None, "longest prompt plus output in tokens; default: the model's own limit")
     load_format: str = flag("auto", "checkpoint format", choices=("auto", "safetensors", "gguf", "dummy"))
+    runner: str = flag(
+        "auto", "what the model is served for; auto: what the checkpoint says", choices=("auto", "generate", "pooling")
+    )
+    convert: str = flag(
+        "auto", "serve a generator as another kind; embed: vectors of its last token", choices=("auto", "none", "embed")
+    )
+    pooling: str = flag(
+        "auto",
+        "which token's state a pooling model gives; auto: what the checkpoint says",
+        choices=("auto", "last", "mean", "first", "all"),
+    )
     trust_remote_code: bool = flag(False, "refused: Tenon never runs code from a model folder")
 
 

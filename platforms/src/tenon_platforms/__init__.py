@@ -35,6 +35,7 @@ _HOME = {
         "TenonError",
     ),
     "execution": ("EagerExecutable", "EngineLimits", "Executable", "ExecutableKind", "Execution"),
+    "handshake": ("load_selected",),
     "hookspecs": ("control_plane", "hookimpl"),
     "kv_layout": ("KVLayout", "LayoutKind"),
     "manifest": ("Manifest", "read_manifests"),
@@ -53,7 +54,7 @@ _HOME = {
     "ops.table": ("OpTable",),
     "ops.weights": ("GatedMLPWeights", "LinearWeights", "MoEWeights"),
     "platform": ("Platform",),
-    "selection": ("PluginState", "Selection", "SelectionRequest", "load_selected", "select"),
+    "selection": ("PluginState", "Selection", "SelectionRequest", "select"),
     "shapes": ("DynamicShapes", "LatticeShapes", "SamplingMode", "ScheduleLimits", "ShapeKey", "ShapePolicy"),
     "version": ("CONTRACT_VERSION", "contract_version_text"),
 }

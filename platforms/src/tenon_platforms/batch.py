@@ -87,10 +87,12 @@ class HostBatch:
 class StepInputs:
     """Index tensors of one step, int32, padded to `key`.
 
-    token_ids: [tokens], -1: the row's last token. positions: [axes, tokens]. token_rows: [tokens], index into rows.
+    token_ids: [tokens], -1: the row's last token. positions: [axes, tokens]; of models with several token types, the
+    last axis is each token's type. token_rows: [tokens], index into rows.
     rows: [rows], ids of rows; padding rows are the dummy row. query_starts: [rows + 1]. seq_lens: [rows].
     logit_index: [logits], which tokens give logits. logit_rows: [logits], the row sampled for, dummy: none.
-    targets: [logits], a prompt's next token whose log-probability is wanted, -1: the sampled one.
+    targets: [logits], a prompt's next token whose log-probability is wanted, -1: the sampled one. With a pooling head:
+    0, the row's pooled vector, or 1, the token's own.
     write_places, write_blocks: [groups * rows], block-table entries that are new with this step, as flat indices into
     `RowState.block_tables`; padding rewrites the dummy row. `row_writes` applies them before `plan`. num_valid: [3],
     valid tokens, rows, logits: what lies past them is padding.
@@ -176,7 +178,7 @@ class StepOutputs:
     """What a step leaves on the device.
 
     tokens: int32 [logits, 1 + draft length]; num_accepted: int32 [logits], tokens of each row that count; None: all
-    of them, as without speculation.
+    of them, as without speculation. hidden: float32 [logits, width], what a pooling head made; then tokens are zero.
     """
 
     tokens: Tensor

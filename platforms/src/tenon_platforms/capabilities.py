@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .dtypes import DType
-from .execution import ExecutableKind
+
+
+class ExecutableKind(str, Enum):
+    """How a platform runs a step function."""
+
+    EAGER = "eager"
+    CAPTURE = "capture"
+    TRACE = "trace"
 
 
 class Determinism(str, Enum):

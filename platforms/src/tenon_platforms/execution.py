@@ -9,25 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from .capabilities import Capabilities
+from .capabilities import ExecutableKind as ExecutableKind
 from .shapes import DynamicShapes, ScheduleLimits, ShapeKey, ShapePolicy
 
 if TYPE_CHECKING:
-    from .capabilities import Capabilities
     from .device import Device
     from .model import ModelSpec
 
 DEFAULT_MAX_TOKENS = 2048
-
-
-class ExecutableKind(str, Enum):
-    """How a platform runs a step function."""
-
-    EAGER = "eager"
-    CAPTURE = "capture"
-    TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

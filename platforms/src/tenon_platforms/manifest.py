@@ -37,7 +37,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from .errors import ConfigError, PluginError
 from .hardware import HardwareSigns, parse_hardware
 from .manifest_files import GROUP, PlatformEntry, find_manifest_file, platform_entries
-from .options import OptionSpec, parse_option_schema
+from .option_schema import OptionSpec, parse_option_schema
 from .toml_table import Table, load_toml
 from .version import contract_version_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .handshake import incompatibility
+from .contract_fit import incompatibility
 from .hardware import Presence, SeenHardware
 from .manifest import REFERENCE, BrokenPlugin, Manifest
 from .survey import Survey

@@ -4,7 +4,8 @@ A name given by `--platform` or TENON_PLATFORM wins. Otherwise the accelerator t
 for the host's processor, or the reference with a loud warning. It fails closed: hardware that is here and whose plugin
 is missing, incompatible or broken ends in an error, never in a quiet run on something else. Hardware that the bus shows
 but this process cannot reach is an error where a plugin for it is installed, and a warning where none is. Hidden
-platforms are only ever chosen by name. Imports no plugin and no torch; `load_selected` does the import.
+platforms are only ever chosen by name. Imports no plugin and no torch: that is
+`handshake.load_selected`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
+from .contract_fit import incompatibility, incompatibility_remedy
 from .errors import ConfigError, PluginError
-from .handshake import PluginLoadError, incompatibility, incompatibility_remedy, load_selected
 from .hardware import Presence, SeenHardware, known_hardware
 from .manifest import REFERENCE, BrokenPlugin, Manifest
 from .plugin_report import PluginReport, PluginState, reports, why_unusable
@@ -23,13 +24,11 @@ from .survey import HardwareGroup, SelectionRequest, Survey, survey
 from .version import contract_version_text
 
 __all__ = [
-    "PluginLoadError",
     "PluginReport",
     "PluginState",
     "Selection",
     "SelectionError",
     "SelectionRequest",
-    "load_selected",
     "reports",
     "select",
     "survey",

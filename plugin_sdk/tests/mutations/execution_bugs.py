@@ -20,9 +20,9 @@ from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.shapes import LatticeShapes, ScheduleLimits, ShapeKey, ShapePolicy
-from tenon_plugin_sdk.sim.attention import SimAttention, SimPlan
-from tenon_plugin_sdk.sim.execution import SimExecutable, SimExecution
-from tenon_plugin_sdk.sim.platform import SimPlatform
+from tenon_sim.attention import SimAttention, SimPlan
+from tenon_sim.execution import SimExecutable, SimExecution
+from tenon_sim.platform import SimPlatform
 
 REPLAY = "L3/replay/decode-2x2-0-2-greedy"
 

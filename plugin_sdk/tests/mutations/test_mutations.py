@@ -15,7 +15,7 @@ from tenon_platforms.builtin.reference.platform import ReferencePlatform
 from tenon_plugin_sdk.conformance.profile import QUICK
 from tenon_plugin_sdk.conformance.registry import Case, Check, NotApplicableError, all_cases
 from tenon_plugin_sdk.conformance.subject import Subject
-from tenon_plugin_sdk.sim.platform import SimPlatform
+from tenon_sim.platform import SimPlatform
 
 pytestmark = pytest.mark.unit
 REGISTRY = Registry()

@@ -42,6 +42,7 @@ OWN_ALLOWED: Mapping[str, frozenset[str]] = {
     "tenon_cpu": frozenset({"tenon_platforms"}),
     "tenon_cuda": frozenset({"tenon_platforms", "tenon_triton"}),
     "tenon_triton": frozenset({"tenon_platforms"}),
+    "tenon_sim": frozenset({"tenon_platforms"}),
 }
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.errors import TenonError
-from tenon_platforms.selection import PluginLoadError, Selection, load_selected
+from tenon_platforms.handshake import PluginLoadError, load_selected
+from tenon_platforms.selection import Selection
 
 from .output import human_bytes
 from .platform_check import problem_of

@@ -7,7 +7,7 @@ come, since preparing them (packing, quantizing) needs their bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,19 +60,20 @@ class EmptyWeights:
     stored: dict[str, Stored]
 
     @classmethod
-    def of_index(cls, tensors: TensorSource) -> EmptyWeights:
+    def of_index(cls, tensors: TensorSource, rename: Callable[[str], str]) -> EmptyWeights:
         """As a checkpoint's index says."""
         infos = (tensors.info(name) for name in tensors.names())
         return cls(
             stored={
-                info.name: Stored(shape=info.shape, scheme=scheme_of(info), num_bytes=info.num_bytes) for info in infos
+                rename(info.name): Stored(shape=info.shape, scheme=scheme_of(info), num_bytes=info.num_bytes)
+                for info in infos
             }
         )
 
     @classmethod
     def of_spec(cls, card: ModelCard, dtype: DType) -> EmptyWeights:
         """As a configuration calls for, every tensor in one type."""
-        shapes = tensor_shapes(card.spec, card.family.weights)
+        shapes = tensor_shapes(card.spec, card.names)
         return cls(stored={name: Stored(shape=shape, scheme=Dense(stored=dtype)) for name, shape in shapes})
 
     def names(self) -> Iterable[str]:
@@ -131,11 +132,13 @@ def _build(config: EngineConfig, card: ModelCard, sockets: Sockets, table: OpTab
     """Build the model and a small runner: between them they ask for every op."""
     spec = replace(card.spec, max_positions=min(card.spec.max_positions, SHORT_CONTEXT))
     weights: WeightSource = (
-        EmptyWeights.of_index(card.checkpoint.tensors) if card.has_weights else EmptyWeights.of_spec(card, dtype)
+        EmptyWeights.of_index(card.checkpoint.tensors, card.family.rename)
+        if card.has_weights
+        else EmptyWeights.of_spec(card, dtype)
     )
     model = ModelBuilder(
         spec=card.spec,
-        names=card.family.weights,
+        names=card.names,
         table=table,
         device=sockets.device,
         reader=WeightReader(source=weights, to_device=lambda tensor: tensor),

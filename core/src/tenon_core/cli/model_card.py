@@ -13,11 +13,12 @@ from typing import Any
 from tenon_core.config import EngineConfig
 from tenon_core.loading.checkpoint import Checkpoint, open_checkpoint
 from tenon_core.loading.sources import resolve_model
-from tenon_core.models.family import Family
+from tenon_core.models.family import Family, WeightNames
 from tenon_core.models.groups import GroupPlan, plan_groups
+from tenon_core.models.heads import choose_head
 from tenon_core.models.registry import family_of
 from tenon_platforms.dtypes import DType
-from tenon_platforms.model import AttentionMixer, GatedMLP, Layer, ModelSpec, MoE
+from tenon_platforms.model import MLP, AttentionMixer, GatedMLP, Layer, ModelSpec, MoE
 
 DEFAULT_CONTEXT = 2048
 WEIGHT_FILES = "*.safetensors"
@@ -32,6 +33,7 @@ class ModelCard:
     checkpoint: Checkpoint
     family: Family
     spec: ModelSpec
+    names: WeightNames
     has_weights: bool
 
     @property
@@ -50,12 +52,23 @@ def open_card(config: EngineConfig) -> ModelCard:
     checkpoint = open_checkpoint(path, with_tensors=has_weights)
     family = family_of(checkpoint.config)
     own_limit = int(checkpoint.config.get("max_position_embeddings") or DEFAULT_CONTEXT)
+    read = checkpoint.config
+    head = choose_head(
+        family.spec(read, config.model.max_model_len or own_limit),
+        family.names(read),
+        read,
+        sentence=checkpoint.sentence,
+        runner=config.model.runner,
+        convert=config.model.convert,
+        pooling=config.model.pooling,
+    )
     return ModelCard(
         name=config.model.model,
         path=path,
         checkpoint=checkpoint,
         family=family,
-        spec=family.spec(checkpoint.config, config.model.max_model_len or own_limit),
+        spec=head.spec,
+        names=head.names,
         has_weights=has_weights,
     )
 
@@ -123,7 +136,9 @@ def _mixer(mixer: AttentionMixer) -> str:
     return f"attention {heads}, {', '.join(extras)}"
 
 
-def _ffn(ffn: GatedMLP | MoE) -> str:
+def _ffn(ffn: GatedMLP | MoE | MLP) -> str:
+    if isinstance(ffn, MLP):
+        return f"MLP {ffn.intermediate}, {ffn.activation}"
     if isinstance(ffn, MoE):
         return f"MoE {ffn.top_k} of {ffn.num_experts} experts x {ffn.intermediate}, {ffn.activation}"
     return f"gated MLP {ffn.intermediate}, {ffn.activation}"
@@ -148,7 +163,7 @@ def _tensors(card: ModelCard) -> Iterable[tuple[str, int, int]]:
     if not card.has_weights:
         from tenon_core.models.weights import tensor_shapes
 
-        for _, shape in tensor_shapes(card.spec, card.family.weights):
+        for _, shape in tensor_shapes(card.spec, card.names):
             elements = math.prod(shape)
             yield f"dense-{card.dtype}", elements, elements * card.dtype.num_bytes
         return

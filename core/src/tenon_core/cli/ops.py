@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
-from .flags import ENGINE_SECTIONS, SectionedCommand, config_flags, engine_config
+from .flags import ENGINE_SECTIONS, config_flags, engine_config
 from .logs import start_logging
+from .ops_group import OpsGroup
 from .output import print_json, print_table
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=OpsGroup)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_flags(*ENGINE_SECTIONS)
 def ops(as_json: bool, **values: Any) -> None:

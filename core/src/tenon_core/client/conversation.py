@@ -35,11 +35,16 @@ class Conversation:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        is_continued: bool = False,
     ) -> tuple[str, list[int]]:
-        """(rendered text, token ids). tools: those the template describes. Raises `RequestError`."""
+        """(rendered text, token ids). tools: those the template describes. Raises `RequestError`.
+
+        is_continued: the last message is the beginning of the answer, and the prompt ends with it.
+        """
         template, given, shield = self._prepare(messages, variables, tools)
+        end = _left_open(given, shield) if is_continued else ""
         rendered = template.render(given, **self._variables(variables, shield, add_generation_prompt, tools))
-        return self._encoded(rendered, shield)
+        return self._encoded(_cut(rendered, end), shield)
 
     async def encode_async(
         self,
@@ -48,12 +53,14 @@ class Conversation:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        is_continued: bool = False,
     ) -> tuple[str, list[int]]:
         """The same without holding up the event loop."""
         template, given, shield = await asyncio.to_thread(self._prepare, messages, variables, tools)
+        end = _left_open(given, shield) if is_continued else ""
         values = await asyncio.to_thread(self._variables, variables, shield, add_generation_prompt, tools)
         rendered = await template.render_async(given, **values)
-        return await asyncio.to_thread(self._encoded, rendered, shield)
+        return await asyncio.to_thread(self._encoded, _cut(rendered, end), shield)
 
     def _encoded(self, rendered: str, shield: Shield) -> tuple[str, list[int]]:
         text = "".join(piece for piece, _ in shield.split(rendered))
@@ -105,6 +112,26 @@ class Conversation:
             self.template.close()
 
 
+def _left_open(messages: list[dict[str, Any]], shield: Shield) -> str:
+    """Mark the end of the last message's text; the mark, which stands for nothing."""
+    last, mark = messages[-1], shield.stand_in("")
+    if last["role"] != "assistant" or not last["content"] or last.get("tool_calls"):
+        raise RequestError(
+            "the last message cannot be continued: it must be the assistant's, with text and without calls",
+            param="messages",
+        )
+    last["content"] += mark
+    return mark
+
+
+def _cut(rendered: str, mark: str) -> str:
+    """The text before the mark."""
+    place = rendered.rfind(mark) if mark else len(rendered)
+    if place < 0:
+        raise RequestError("the chat template leaves the last message out: it cannot be continued", param="messages")
+    return rendered[:place]
+
+
 def checked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """The messages, being a list of maps of bounded length."""
     if not messages:
@@ -130,7 +157,8 @@ def flat_content(place: int, content: Any) -> str:
 
 
 def _part(place: int, part: Any) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    name = part.get("type") if isinstance(part, Mapping) else None
+    text = part[name] if name in ("text", "refusal") and isinstance(part.get(name), str) else None
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise RequestError(

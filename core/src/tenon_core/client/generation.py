@@ -16,10 +16,20 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from tenon_core.engine.messages import SAMPLE_BITS, Finished, GenerateRequest, PromptInfo, StepUpdate, sequence_key
+from tenon_core.engine.messages import (
+    NO_TOKENS,
+    SAMPLE_BITS,
+    Finished,
+    GenerateRequest,
+    PromptInfo,
+    StepUpdate,
+    sequence_key,
+)
 from tenon_core.sampling.params import SamplingParams
-from tenon_core.sampling.validate import ModelFacts, validate_request
+from tenon_core.sampling.pooling import Pooling, PoolingParams, task_of
+from tenon_core.sampling.validate import ModelFacts, validate_pooling, validate_request
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError, TenonError
 
 from .detokenizer import TokenBytes
@@ -51,6 +61,8 @@ class ActiveRequest:
     on_news: Callable[[], None] | None = None
     error: TenonError | None = None
     num_left: int = 0
+    vectors: npt.NDArray[np.float32] | None = None  # [rows, width] of a pooling request that has ended
+    is_per_token: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -101,6 +113,43 @@ class Generation:
         request.on_news = on_news
         self.link.submit(
             GenerateRequest(id=identity, prompt=prompt_bytes, params=filled, cache_salt=cache_salt, priority=priority)
+        )
+        self._requests[identity] = request
+        self._samples.update({sample.key: sample for sample in request.samples})
+        return request
+
+    def start_pooling(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: PoolingParams,
+        *,
+        segment_start: int = 0,
+        request_id: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        on_news: Callable[[], None] | None = None,
+    ) -> ActiveRequest:
+        """Validate and submit a request for vectors; `ActiveRequest.vectors` holds them raw when it has ended.
+
+        Raises `RequestError`, `CapacityError`.
+        """
+        facts = self.link.facts
+        per_token = facts.pooling is not None and task_of(params, facts.pooling).startswith("token_")
+        pooling = Pooling(per_token=per_token, segment_start=segment_start)
+        validate_pooling(prompt_token_ids, pooling, facts)
+        check_label("cache_salt", cache_salt)
+        identity: int = next(iter(self._ids))
+        request = self._make(identity, prompt_token_ids, NO_TOKENS, None, request_id, False, frozenset())
+        request.on_news, request.is_per_token = on_news, per_token
+        self.link.submit(
+            GenerateRequest(
+                id=identity,
+                prompt=np.asarray(prompt_token_ids, dtype="<i4").tobytes(),
+                params=NO_TOKENS,
+                cache_salt=cache_salt,
+                priority=priority,
+                pooling=pooling,
+            )
         )
         self._requests[identity] = request
         self._samples.update({sample.key: sample for sample in request.samples})
@@ -161,6 +210,9 @@ class Generation:
         for info in update.prompts:
             self._take_prompt(info, touched)
         ends = {end.key: end for end in update.finished}
+        for pooled in update.pooled:
+            if (request := self._requests.get(pooled.key >> SAMPLE_BITS)) is not None:
+                request.vectors = np.frombuffer(pooled.data, dtype="<f4").reshape(pooled.num_rows, -1)
         stopped = self._take_tokens(update, ends, touched, now) if update.keys else []
         for end in update.finished:
             sample = self._samples.get(end.key)

@@ -14,10 +14,15 @@ from .stop_scanner import StopScanner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDelta:
-    """What is new of one sample since it was last asked."""
+    """What is new of one sample since it was last asked.
+
+    parts: the text token by token, as long as the sample is watched and has log-probabilities; held back text may
+    follow.
+    """
 
     index: int
     text: str
+    parts: list[str]
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None
@@ -92,7 +97,7 @@ class Sample:
         scanner = self._scanner
         if scanner is not None and num_tokens > self.params.min_tokens:
             text = scanner.feed(text)
-        if text:
+        if text or self.params.logprobs is not None:  # with these, every token has its part
             self._parts.append(text)
         if scanner is not None and scanner.matched is not None:
             self._end(FinishReason.STOP.text, scanner.matched)
@@ -130,6 +135,7 @@ class Sample:
         delta = SampleDelta(
             index=output.index,
             text="".join(parts[self._told_parts :]),
+            parts=parts[self._told_parts :] if self.params.logprobs is not None else [],
             token_ids=output.token_ids[self._told_tokens :],
             logprobs=logprobs,
             finish_reason=output.finish_reason,

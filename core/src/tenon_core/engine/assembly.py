@@ -17,8 +17,10 @@ from tenon_core.execution.runner import Runner, RunnerLimits
 from tenon_core.hookspecs import BLOCK_ALLOCATORS, SCHEDULERS, load_registered
 from tenon_core.models.builder import ModelBuilder
 from tenon_core.models.family import WeightNames
+from tenon_core.models.heads import HeadChoice
 from tenon_core.models.model import Model
 from tenon_core.models.weights import WeightReader, WeightSource
+from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.sampling.validate import ModelFacts
 from tenon_core.state.rows import RowTable
 from tenon_platforms.attention import AttentionBackend
@@ -62,6 +64,7 @@ class ModelSource:
     weights: WeightSource
     eos_token_ids: tuple[int, ...]
     tokenizer_json: Callable[[], str] | None = None
+    pooling: PoolingFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +128,16 @@ def assemble(
     kv_dtype: DType,
     max_model_len: int,
     on_read: Callable[[str], None] = lambda name: None,
+    make_table: Callable[..., OpTable] = OpTable,
 ) -> Assembled:
-    """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy."""
+    """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy.
+
+    make_table: an op table that watches or replaces kernels, for `tenon ops record` and `tenon ops bisect`.
+    """
     parts = Parts.named(config)  # before the weights are read
     check_determinism(config, sockets.capabilities, sockets.platform.name)
     device, spec = sockets.device, source.spec
-    table = OpTable(
+    table = make_table(
         platform=sockets.platform.name,
         strict=config.platform.strict_ops,
         batch_invariant=config.platform.batch_invariant,
@@ -153,7 +160,7 @@ def assemble(
             max_model_len=max_model_len,
             max_tokens=config.scheduler.max_num_batched_tokens,
             max_blocks=max_blocks,
-            chunking=config.scheduler.enable_chunked_prefill,
+            chunking=config.scheduler.enable_chunked_prefill and not spec.needs_whole_prompts,
             enforce_eager=config.platform.enforce_eager,
         ),
         sockets.capabilities,
@@ -231,7 +238,7 @@ def _engine(
         allocator=allocator,
         block_size=block_size,
         windows=tuple(group.window for group in groups),
-        enabled=config.cache.enable_prefix_caching,
+        enabled=config.cache.enable_prefix_caching and not source.spec.needs_whole_prompts,
     )
     memory = KVMemory(
         table=table,
@@ -254,6 +261,7 @@ def _engine(
         max_prompt_len=0 if policy.limits.chunking else policy.limits.max_tokens,
         platform=sockets.platform.name,
         refused_features=dict(sockets.capabilities.refused),
+        pooling=source.pooling,
     )
     if config.model.max_model_len is not None and facts.max_resident_tokens < max_model_len:
         raise ConfigError(
@@ -268,8 +276,14 @@ def _engine(
         memory=memory,
         scheduler=scheduler,
         executor=InlineExecutor(runner, sockets.device),
-        deltas=DeltaBuilder(table=table, memory=memory, eos_token_ids=source.eos_token_ids),
-        outputs=OutputRouter(table=table, memory=memory, scheduler=scheduler, eos_token_ids=source.eos_token_ids),
+        deltas=DeltaBuilder(table=table, memory=memory, eos_token_ids=source.eos_token_ids, pooling=source.pooling),
+        outputs=OutputRouter(
+            table=table,
+            memory=memory,
+            scheduler=scheduler,
+            eos_token_ids=source.eos_token_ids,
+            pooling=source.pooling,
+        ),
         grammars=Grammars(
             table=table,
             vocab_size=source.spec.vocab_size,
@@ -279,6 +293,23 @@ def _engine(
         device=sockets.device,
         depth=depth,
         max_waiting=config.scheduler.max_waiting,
+    )
+
+
+def pooling_facts(head: HeadChoice) -> PoolingFacts | None:
+    """What front ends must know of a model that gives vectors or labels; None: it generates."""
+    spec = head.spec
+    if spec.head.kind == "language_model":
+        return None
+    return PoolingFacts(
+        kind=spec.head.kind,
+        width=spec.head.layers[-1].out_features if spec.head.layers else spec.hidden,
+        pooling=spec.head.pooling,
+        normalize=head.normalize,
+        activation=head.activation,
+        labels=head.labels,
+        dimensions=head.dimensions,
+        segments=spec.token_types > 1,
     )
 
 
@@ -384,8 +415,10 @@ def _longest_resident(memory: KVMemory, num_blocks: int, max_model_len: int) -> 
 
 
 def _is_derived(name: str) -> bool:
-    """Tensors that older checkpoints carry although they follow from the configuration, or repeat tied weights."""
-    return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
+    """Tensors that follow from the configuration, repeat tied weights, or belong to a head that is not asked for."""
+    return name.endswith(
+        ("rotary_emb.inv_freq", "lm_head.weight", "position_ids", "pooler.dense.weight", "pooler.dense.bias")
+    )
 
 
 def _mover(device: Device) -> Callable[[Any], Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tenon_core.execution.delta import NO_BLOCKS, NO_COPIES, StepDelta
+from tenon_core.execution.delta import NO_BLOCKS, NO_COPIES, NO_INTS, StepDelta
+from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.state.rows import RowTable
 from tenon_platforms.shapes import SamplingMode
 
@@ -28,6 +29,7 @@ class DeltaBuilder:
     table: RowTable
     memory: KVMemory
     eos_token_ids: Ids[int]
+    pooling: PoolingFacts | None = None
     step: int = 0
     modes: ModeUnion = field(default_factory=ModeUnion)
     _mode_of_row: dict[int, SamplingMode] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class DeltaBuilder:
             firsts = np.array([chunk.start for chunk in schedule.chunks], dtype=np.int32)
             rows, starts = np.concatenate((rows, chunk_rows)), np.concatenate((starts, firsts))
             num_tokens = np.concatenate((num_tokens, sizes))
-            extra = self._prefill_fields(schedule, len(decodes))
+            fields = self._prefill_fields if self.pooling is None else self._pooling_fields
+            extra = fields(schedule, len(decodes))
         return StepDelta(
             step=self.step,
             rows=rows,
@@ -103,6 +106,37 @@ class DeltaBuilder:
             "sample_of": np.array(sample_of, dtype=np.int32),
             "prompt_targets": np.concatenate(targets) if targets else NO_COPIES,
         }
+
+    def _pooling_fields(self, schedule: Schedule, num_decodes: int) -> dict[str, Any]:
+        assert self.pooling is not None and not num_decodes, "a pooling model decodes nothing"
+        tokens, types, targets, offset = [], [], [], 0
+        for chunk in schedule.chunks:
+            work, start, count = chunk.sequence.request.pooling, chunk.start, chunk.num_tokens
+            tokens.append(self.table.tokens[chunk.sequence.row, start : start + count])
+            begins = work.segment_start if work is not None and work.segment_start else start + count
+            types.append((np.arange(start, start + count) >= begins).astype(np.int32))
+            wanted = pooled_tokens(chunk, self.pooling)
+            pairs = np.empty((len(wanted), 2), dtype=np.int32)
+            pairs[:, 0], pairs[:, 1] = wanted + offset, int(work is not None and work.per_token)
+            targets.append(pairs)
+            offset += count
+        return {
+            "token_ids": np.concatenate(tokens),
+            "token_types": np.concatenate(types) if self.pooling.segments else NO_INTS,
+            "sample_rows": NO_INTS,
+            "sample_of": NO_INTS,
+            "prompt_targets": np.concatenate(targets),
+        }
+
+
+def pooled_tokens(chunk: Chunk, facts: PoolingFacts) -> Int32:
+    """Which of a chunk's tokens give a vector: all of them, or the one that stands for its row."""
+    work = chunk.sequence.request.pooling
+    if work is not None and work.per_token:
+        return np.arange(chunk.num_tokens, dtype=np.int32)
+    if facts.pooling == "first":
+        return np.zeros(int(chunk.start == 0), dtype=np.int32)
+    return np.full(int(chunk.is_last), chunk.num_tokens - 1, dtype=np.int32)
 
 
 def prompt_targets(chunk: Chunk) -> int:

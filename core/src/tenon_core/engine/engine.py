@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
-from tenon_core.sampling.validate import ModelFacts, validate_request
+from tenon_core.sampling.validate import ModelFacts, validate_pooling, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
@@ -24,13 +24,14 @@ from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
-from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, StepUpdate, split_key
+from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, Pooled, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
 from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
 LOG = logging.getLogger(__name__)
+MAX_POOLED_BYTES = 16 * 2**20  # of vectors in one update; a message has its greatest size
 STATS_EVERY = 16  # steps between two statistics in updates
 COMPILE_PATIENCE_S = 0.005  # for which an idle loop waits for a grammar before it looks at its messages again
 
@@ -56,6 +57,7 @@ class Engine:
     _flights: deque[Flight] = field(default_factory=deque)
     _requests: dict[int, list[Sequence]] = field(default_factory=dict)
     _ended: list[Finished] = field(default_factory=list)  # to be told with the next update
+    _pooled: deque[Pooled] = field(default_factory=deque)  # to be told as messages have room for them
     _num_arrived: int = 0
     _num_prompt_tokens: int = 0
     _compiles_at_ready: int = 0
@@ -66,7 +68,10 @@ class Engine:
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""
         prompt = request.prompt_token_ids
-        limit = validate_request(prompt, request.params, self.facts)
+        if request.pooling is None:
+            limit = validate_request(prompt, request.params, self.facts)
+        else:
+            limit = validate_pooling(prompt, request.pooling, self.facts)
         if request.adapter:
             raise RequestError(f"adapter {request.adapter!r} is not loaded: this engine has none", param="model")
         if request.id in self._requests:
@@ -145,7 +150,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._requests or self._flights or self._ended)
+        return bool(self._requests or self._flights or self._ended or self._pooled)
 
     # the loop
 
@@ -192,6 +197,9 @@ class Engine:
                 self.scheduler.clear_suspect(chunk.sequence)
         for finished in update.finished:
             self._forget(finished.key)
+        for pooled in update.pooled:
+            self._forget(pooled.key)
+        self._pooled.extend(update.pooled)
         for key, why in self.grammars.take_broken():
             self._break(key, why)
         return update
@@ -204,7 +212,9 @@ class Engine:
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
-        ended, self._ended = tuple(self._ended), []
+        pooled = self._take_pooled()
+        ended = (*self._ended, *(Finished(key=one.key, reason=FinishReason.STOP) for one in pooled))
+        self._ended = []
         if update is None:
             if not ended:
                 return None
@@ -220,7 +230,17 @@ class Engine:
             finished=update.finished + ended,
             prompts=update.prompts,
             stats=self.stats() if wants_stats else None,
+            pooled=pooled,
         )
+
+    def _take_pooled(self) -> tuple[Pooled, ...]:
+        """Vectors that fit into one message."""
+        taken: list[Pooled] = []
+        room = MAX_POOLED_BYTES
+        while self._pooled and (not taken or len(self._pooled[0].data) <= room):
+            taken.append(self._pooled.popleft())
+            room -= len(taken[-1].data)
+        return tuple(taken)
 
     # ends and failures
 

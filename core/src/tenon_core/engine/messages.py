@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.pooling import Pooling
 from tenon_core.sampling.validate import ModelFacts
 
 SAMPLE_BITS = 16
@@ -45,11 +46,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     cache_salt: str = ""
     priority: int = 0
     adapter: str = ""
+    pooling: Pooling | None = None  # vectors are wanted, not tokens; `params` are then `NO_TOKENS`
 
     @property
     def prompt_token_ids(self) -> npt.NDArray[np.int32]:
         """The prompt as int32, zero-copy."""
         return np.frombuffer(self.prompt, dtype="<i4")
+
+
+NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True)
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -103,6 +108,14 @@ class PromptInfo(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
+class Pooled(msgspec.Struct, frozen=True, array_like=True):
+    """The vectors of one pooling request: `num_rows` of them, float32, one after the other. It has ended with them."""
+
+    key: int
+    num_rows: int
+    data: bytes
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot for metrics and the operator's view; sent with a step now and then."""
 
@@ -133,6 +146,7 @@ class StepUpdate(msgspec.Struct, frozen=True, tag="step"):
     finished: tuple[Finished, ...] = ()
     prompts: tuple[PromptInfo, ...] = ()
     stats: EngineStats | None = None
+    pooled: tuple[Pooled, ...] = ()
 
 
 class KernelUse(msgspec.Struct, frozen=True, array_like=True):

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from tenon_core.execution.delta import StepDelta
 from tenon_core.execution.runner import HostLogprobs, LaunchedStep, StepResult
+from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.state.rows import RowTable
 
-from .deltas import prompt_targets
+from .deltas import pooled_tokens, prompt_targets
 from .grammars import Constraint
 from .kv_memory import KVMemory
-from .messages import Finished, FinishReason, PromptInfo, StepUpdate, TokenLogprobs
+from .messages import Finished, FinishReason, Pooled, PromptInfo, StepUpdate, TokenLogprobs
 from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 
@@ -53,6 +54,7 @@ class OutputRouter:
     memory: KVMemory
     scheduler: Scheduler
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingFacts | None = None
     num_generated: int = 0
 
     def route(self, flight: Flight, result: StepResult) -> StepUpdate:
@@ -84,7 +86,29 @@ class OutputRouter:
             logprobs=logprobs,
             finished=self._ends(sampled, tokens),
             prompts=prompts,
+            pooled=() if self.pooling is None else self._pooled(flight, result, self.pooling),
         )
+
+    def _pooled(self, flight: Flight, result: StepResult, facts: PoolingFacts) -> tuple[Pooled, ...]:
+        """Take vectors in; those of prompts that are whole now, whose sequences end."""
+        assert result.pooled is not None
+        found, place = [], 0
+        for chunk in flight.schedule.chunks:
+            sequence, count = chunk.sequence, len(pooled_tokens(chunk, facts))
+            rows, place = result.pooled[place : place + count], place + count
+            if not sequence.is_running:
+                continue
+            if sequence.vectors is None:
+                work = sequence.request.pooling
+                lines = sequence.num_prompt if work is not None and work.per_token else 1
+                sequence.vectors = np.zeros((lines, facts.width), dtype=np.float32)
+            if count:
+                first = chunk.start if len(sequence.vectors) > 1 else 0
+                sequence.vectors[first : first + count] = rows
+            if chunk.is_last:
+                found.append(Pooled(sequence.key, len(sequence.vectors), sequence.vectors.tobytes()))
+                self.end(sequence)
+        return tuple(found)
 
     def land_failed(self, flight: Flight) -> list[Sequence]:
         """Take back a step that failed; returns the sequences that were in it and still run.

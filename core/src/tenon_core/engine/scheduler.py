@@ -293,7 +293,7 @@ class DefaultScheduler:
 
     def _cached_prefix(self, sequence: Sequence) -> list[list[int]]:
         cache = self._memory.prefix_cache
-        if not cache.enabled or sequence.params.prompt_logprobs is not None:
+        if not cache.enabled or sequence.needs_every_position:
             return [[] for _ in range(self._memory.num_groups)]  # every prompt position must be computed
         cache.hashes(sequence.root, sequence.tokens, sequence.hashes)
         return cache.lookup(sequence.hashes, len(sequence.tokens))

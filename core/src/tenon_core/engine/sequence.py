@@ -60,6 +60,7 @@ class Sequence:
 
     # filled by output routing
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    vectors: npt.NDArray[np.float32] | None = None  # of a pooling request, as far as they are known
 
     @property
     def key(self) -> int:
@@ -70,6 +71,12 @@ class Sequence:
     def params(self) -> SamplingParams:
         """The request's sampling parameters."""
         return self.request.params
+
+    @property
+    def needs_every_position(self) -> bool:
+        """Whether something is wanted of each prompt token, so that none may come from the prefix cache."""
+        pooling = self.request.pooling
+        return self.params.prompt_logprobs is not None or (pooling is not None and pooling.per_token)
 
     @property
     def is_running(self) -> bool:

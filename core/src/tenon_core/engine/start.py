@@ -24,25 +24,29 @@ from tenon_core.loading.model_tokenizer import open_tokenizer
 from tenon_core.loading.progress import progress
 from tenon_core.loading.sources import resolve_model
 from tenon_core.models.family import Family
+from tenon_core.models.heads import HeadChoice, choose_head
 from tenon_core.models.registry import family_of
 from tenon_core.models.weights import DummySource, WeightSource
 from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.pooling import Pooling
 from tenon_platforms.adjustments import Ledger
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, DeviceError
+from tenon_platforms.handshake import load_selected
 from tenon_platforms.hookspecs import control_plane
 from tenon_platforms.manifest import Manifest
 from tenon_platforms.model import ModelSpec
+from tenon_platforms.ops.table import OpTable
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.platform import Platform
-from tenon_platforms.selection import SelectionRequest, load_selected, select
+from tenon_platforms.selection import SelectionRequest, select
 from tenon_platforms.version import contract_version_text
 
-from .assembly import Assembled, ModelSource, Parts, Sockets, assemble
+from .assembly import Assembled, ModelSource, Parts, Sockets, assemble, pooling_facts
 from .engine import Engine
-from .messages import FinishReason, GenerateRequest
+from .messages import NO_TOKENS, FinishReason, GenerateRequest
 from .plan import ResolvedPlan, kernel_map, kernel_uses
 from .weight_source import CheckpointSource
 
@@ -83,8 +87,13 @@ class OpenModel:
 
     checkpoint: Checkpoint
     family: Family
-    spec: ModelSpec
+    head: HeadChoice
     max_model_len: int
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model with its head."""
+        return self.head.spec
 
 
 def start_engine(config: EngineConfig, *, on_phase: Callable[[str, float], None] | None = None) -> Engine:
@@ -141,20 +150,26 @@ def open_model(config: EngineConfig) -> OpenModel:
     """Find the model, read its configuration and make its spec; no weights are read."""
     path: Path = resolve_model(config.model.model, revision=config.model.revision, cache_dir=config.model.download_dir)
     checkpoint = open_checkpoint(path, with_tensors=config.model.load_format != "dummy")
-    family = family_of(checkpoint.config)
-    own_limit = int(checkpoint.config.get("max_position_embeddings") or 2048)
-    max_model_len = config.model.max_model_len or own_limit
+    read, family = checkpoint.config, family_of(checkpoint.config)
+    own_limit = int(read.get("max_position_embeddings") or 2048) if family.context is None else family.context(read)
+    sentence = checkpoint.sentence
+    cut = own_limit if sentence is None or sentence.max_length is None else min(sentence.max_length, own_limit)
+    max_model_len = config.model.max_model_len or cut
     if max_model_len > own_limit:
         raise ConfigError(
             f"max_model_len is {max_model_len}; the model's own limit is {own_limit}",
             remedy=f"pass --max-model-len {own_limit} or less",
         )
-    return OpenModel(
-        checkpoint=checkpoint,
-        family=family,
-        spec=family.spec(checkpoint.config, max_model_len),
-        max_model_len=max_model_len,
+    head = choose_head(
+        family.spec(read, max_model_len),
+        family.names(read),
+        read,
+        sentence=sentence,
+        runner=config.model.runner,
+        convert=config.model.convert,
+        pooling=config.model.pooling,
     )
+    return OpenModel(checkpoint=checkpoint, family=family, head=head, max_model_len=max_model_len)
 
 
 def adjust(config: EngineConfig, sockets: Sockets, opened: OpenModel) -> tuple[Ledger, EngineConfig]:
@@ -208,27 +223,36 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> DType | None:
     return DType(name) if name in DType._value2member_map_ else None
 
 
-def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DType, kv_dtype: DType) -> Assembled:
-    """Read the weights into kernels and assemble the engine."""
+def load(
+    config: EngineConfig,
+    sockets: Sockets,
+    opened: OpenModel,
+    *,
+    dtype: DType,
+    kv_dtype: DType,
+    make_table: Callable[..., OpTable] = OpTable,
+) -> Assembled:
+    """Read the weights into kernels and assemble the engine. make_table: as for `assemble`."""
     checkpoint, family = opened.checkpoint, opened.family
     weights: WeightSource
     if config.model.load_format == "dummy":
         weights = DummySource.for_model(
             opened.spec,
-            family.weights,
+            opened.head.names,
             dtype=dtype,
             seed=config.platform.seed,
             torch_device=sockets.device.torch_device,
         )
         total = 0
     else:
-        weights = CheckpointSource(checkpoint.tensors, sockets.capabilities)
+        weights = CheckpointSource(checkpoint.tensors, sockets.capabilities, family.rename)
         total = len(tuple(checkpoint.tensors.names()))
     source = ModelSource(
         name=config.model.model,
         spec=opened.spec,
-        names=family.weights,
+        names=opened.head.names,
         weights=weights,
+        pooling=pooling_facts(opened.head),
         eos_token_ids=tuple(checkpoint.eos_token_ids),
         tokenizer_json=lambda: open_tokenizer(config.model, checkpoint).to_str(),
     )
@@ -242,6 +266,7 @@ def load(config: EngineConfig, sockets: Sockets, opened: OpenModel, *, dtype: DT
             kv_dtype=kv_dtype,
             max_model_len=opened.max_model_len,
             on_read=lambda name: advance(1),
+            make_table=make_table,
         )
 
 
@@ -278,17 +303,21 @@ def resolved_plan(
 
 def answer_one(engine: Engine) -> None:
     """Run one real request to its end, timing its last token; raises `DeviceError` where it fails."""
+    prompt = np.zeros(1, dtype="<i4").tobytes()
     count = min(PROBE_TOKENS, engine.facts.max_model_len - 1)
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=count, ignore_eos=True)
-    prompt = np.zeros(1, dtype="<i4").tobytes()
-    engine.submit(GenerateRequest(id=0, prompt=prompt, params=params, cache_salt="start-up"))
+    pooling = None
+    if (facts := engine.facts.pooling) is not None:
+        params, pooling = NO_TOKENS, Pooling(per_token=facts.pooling == "all")
+    request = GenerateRequest(id=0, prompt=prompt, params=params, cache_salt="start-up", pooling=pooling)
+    engine.submit(request)
     while engine.has_work():
         began = time.perf_counter()
         update = engine.step()
-        if update is not None and update.tokens:
+        if update is not None and (update.tokens or update.pooled):
             engine.token_seconds = time.perf_counter() - began
         for finished in update.finished if update is not None else ():
-            if finished.reason != FinishReason.LENGTH:
+            if finished.reason not in (FinishReason.LENGTH, FinishReason.STOP):
                 raise DeviceError(f"the start-up request failed: {finished.message or finished.reason}")
     engine.reset_prefix_cache()
 

@@ -54,7 +54,9 @@ class StepDelta:
     num_decodes: how many leading rows have one token each, read on the device. token_ids: the other rows' tokens.
     sample_rows, sample_of: which row each logit is sampled for, and the index into `rows` whose last token gives it;
     None: every scheduled row samples for itself, in order. prompt_targets: [m, 2] of (index of a token in the step,
-    next prompt token), rows of prompt log-probabilities, after the sampled ones.
+    next prompt token), rows of prompt log-probabilities, after the sampled ones; of a model with a pooling head, (index
+    of a token, 0 for its row's vector or 1 for its own), and nothing is sampled. token_types: [prefill tokens], the
+    segment of each, empty: 0.
     block_writes: [k, 4] of (group, row, index, block). block_copies: [c, 2], done before the step. max_blocks: most
     blocks of a scheduled row. started, released: rows that begin; rows whose slots are free again.
     """
@@ -70,6 +72,7 @@ class StepDelta:
     sample_rows: Int32 | None = None
     sample_of: Int32 | None = None
     prompt_targets: Int32 = field(default_factory=lambda: NO_COPIES)
+    token_types: Int32 = field(default_factory=lambda: NO_INTS)
     block_writes: Int32 = field(default_factory=lambda: NO_BLOCKS)
     block_copies: Int32 = field(default_factory=lambda: NO_COPIES)
     started: tuple[RowStart, ...] = ()

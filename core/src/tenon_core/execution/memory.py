@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tenon_platforms.device import MemoryInfo
 from tenon_platforms.errors import CapacityError
-from tenon_platforms.model import GatedMLP, ModelSpec
+from tenon_platforms.model import ModelSpec, MoE
 from tenon_platforms.shapes import ScheduleLimits
 
 ACTIVATION_COPIES = 4  # live copies of the widest activation in a layer
@@ -35,7 +35,7 @@ class MemoryPlan:
 def activation_bytes(model: ModelSpec, limits: ScheduleLimits, element: int) -> int:
     """Bytes that one step's activations need at most: the widest layer for all tokens, and logits in float32."""
     widest = max(
-        (layer.ffn.intermediate if isinstance(layer.ffn, GatedMLP) else layer.ffn.intermediate * layer.ffn.top_k) * 2
+        (layer.ffn.intermediate * layer.ffn.top_k if isinstance(layer.ffn, MoE) else layer.ffn.intermediate) * 2
         + layer.mixer.num_heads * layer.mixer.head_dim * 3
         for layer in model.layers
     )

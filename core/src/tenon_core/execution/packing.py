@@ -51,7 +51,10 @@ class _Views:
 
 
 class StepPacker:
-    """Packs deltas. `depth` host buffers rotate. tables: shape of the block tables, whose last row is the dummy row."""
+    """Packs deltas. `depth` host buffers rotate. tables: shape of the block tables, whose last row is the dummy row.
+
+    has_segments: the last axis of positions holds token types.
+    """
 
     def __init__(
         self,
@@ -63,9 +66,11 @@ class StepPacker:
         axes: int,
         tables: tuple[int, int, int],
         depth: int,
+        has_segments: bool = False,
     ) -> None:
         self._device = device
         self._axes = axes
+        self._has_segments = has_segments
         self._tables = tables
         self._dummy_row = tables[1] - 1
         self._dummy_place = self._dummy_row * tables[2]
@@ -146,6 +151,10 @@ class StepPacker:
         section["positions"][:, :tokens] = (
             np.arange(tokens, dtype=np.int32) - starts[token_rows] + delta.starts[token_rows]
         )
+        if self._has_segments:
+            section["positions"][-1, :tokens] = 0
+            if len(delta.token_types):
+                section["positions"][-1, host.num_decodes : tokens] = delta.token_types
         section["positions"][:, tokens:] = 0
         section["token_rows"][:tokens] = token_rows
         padded_rows, padded_tokens = len(section["rows"]), len(section["token_ids"])

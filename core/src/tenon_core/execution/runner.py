@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tenon_core.models.model import Model, StepContext
+from tenon_core.models.model import Model, PoolingHead, StepContext
 from tenon_platforms.attention import GraphSupport
 from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
 from tenon_platforms.device import Device, Event
@@ -23,7 +23,7 @@ from tenon_platforms.execution import Executable, ExecutableKind, Execution
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
-from tenon_platforms.shapes import ShapeKey, ShapePolicy
+from tenon_platforms.shapes import GREEDY, ShapeKey, ShapePolicy
 
 from .delta import NO_COPIES, Int32, StepDelta
 from .packing import StepPacker
@@ -73,12 +73,14 @@ class HostLogprobs:
 class StepResult:
     """tokens: int32 [logits, up to 1 + draft length]; num_accepted: int32 [logits] of them, None: one each.
 
-    Valid logits only, in the delta's order.
+    Valid logits only, in the delta's order. pooled: float32 [logits, width] of a pooling head, good until the step
+    after the next is launched.
     """
 
     tokens: Int32
     num_accepted: Int32 | None = None
     logprobs: HostLogprobs | None = None
+    pooled: np.ndarray | None = None
 
 
 GrammarMasks = Callable[[], Int32]
@@ -119,6 +121,7 @@ class StepHandle:
     buffers: list[Tensor]
     speculative: bool
     with_logprobs: bool
+    pooled: bool = False
 
     def discard(self) -> None:
         """Wait without wanting the result; a failure is none of the caller's business any more."""
@@ -139,6 +142,7 @@ class StepHandle:
             logprobs=HostLogprobs(chosen=arrays[0], rank=arrays[1], top_ids=arrays[2], top=arrays[3])
             if self.with_logprobs
             else None,
+            pooled=arrays[0] if self.pooled else None,
         )
 
 
@@ -169,6 +173,7 @@ class Runner:
         self._execution = execution
         self._limits = limits
         self._fixed_sizes = strict
+        self._is_pooling = isinstance(model.head, PoolingHead)
         self._between_is_warm = False
         self._graph_support = _graph_support(model, table)
         self._sampler = table.choose(SamplerSpec(vocab_size=vocab))
@@ -195,6 +200,7 @@ class Runner:
             axes=model.spec.position_axes,
             tables=(len(model.groups), limits.max_rows + 1, limits.max_blocks),
             depth=limits.depth + 2,
+            has_segments=model.spec.token_types > 1,
         )
         self._tables = self._rows.state.block_tables.unbind(0)
         self._last_key: tuple[ShapeKey, ShapeKey] | None = None  # (need, key): steady steps ask for the same
@@ -233,15 +239,17 @@ class Runner:
     def prepare(self, key: ShapeKey) -> None:
         """Compile or capture what a step of this key launches, and run it once on dummy rows.
 
-        A key that the step's kernels cannot be captured for is left to run eagerly.
+        A key that the step's kernels cannot be captured for is left to run eagerly, one that no step will have is left
+        out: a pooling model neither decodes nor samples.
         """
-        if not self._can_prepare(key):
+        if not self._can_prepare(key) or (self._is_pooling and (key.is_decode or key.mode != GREEDY)):
             return
         if self._fixed_sizes and not self._between_is_warm:
             self._between_is_warm = True
             self._rows.warm()
             self._copy_blocks(NO_COPIES)
-        delta = _dummy_delta(key, self._limits.max_rows)
+        longest = self._limits.max_blocks * self._limits.block_size
+        delta = _dummy_delta(key, self._limits.max_rows, longest)
         inputs = self._packer.pack(delta, key, _host_batch(delta))
         self._rows.write_blocks(inputs.write_places, inputs.write_blocks)  # all padding: the dummy row's
         call = StepCall(inputs=inputs, plans=self._plan(key, inputs))
@@ -320,8 +328,10 @@ class Runner:
         if outputs.logprobs is not None:
             found = outputs.logprobs
             tensors += [found.chosen, found.rank, found.top_ids, found.top]
+        if outputs.hidden is not None:
+            tensors.append(outputs.hidden)
         self._turn = (self._turn + 1) % len(self._results)
-        sizes = (outputs.tokens.shape, None if outputs.logprobs is None else outputs.logprobs.top.shape)
+        sizes = tuple(tensor.shape for tensor in tensors)
         kept = self._results[self._turn]
         buffers = kept.get(sizes)
         if buffers is None:
@@ -336,6 +346,7 @@ class Runner:
             buffers=buffers,
             speculative=outputs.num_accepted is not None,
             with_logprobs=outputs.logprobs is not None,
+            pooled=outputs.hidden is not None,
         )
 
     def _to_device(self, array: Int32) -> Tensor:
@@ -381,6 +392,8 @@ class Runner:
         token_ids, slots = self._prepare.run(inputs, self._rows.state)
         context = StepContext(positions=inputs.positions, slots=slots, plans=call.plans, caches=self.model.caches)
         hidden = self.model.forward(token_ids, context)
+        if isinstance(self.model.head, PoolingHead):
+            return self.model.head(hidden, inputs)
         return self.model.logits(hidden.index_select(0, inputs.logit_index))
 
     def _sample(self, call: StepCall, logits: Tensor | None = None) -> StepOutputs:
@@ -404,6 +417,8 @@ class Runner:
         return StepOutputs(tokens=tokens[:, None], logprobs=logprobs)
 
     def _step(self, call: StepCall) -> StepOutputs:
+        if isinstance(self.model.head, PoolingHead):
+            return StepOutputs(tokens=call.inputs.logit_index[:, None] * 0, hidden=self._forward(call))
         return self._sample(call, self._forward(call))
 
 
@@ -442,15 +457,17 @@ def _need(delta: StepDelta, host: HostBatch) -> ShapeKey:
     )
 
 
-def _dummy_delta(key: ShapeKey, dummy_row: int) -> StepDelta:
-    """A step of only dummy rows that fills `key`: a decode of all rows, or one prefill of all tokens."""
+def _dummy_delta(key: ShapeKey, dummy_row: int, longest: int) -> StepDelta:
+    """A step of only dummy rows that fills `key`: a decode of all rows, or as few prefills as hold all tokens."""
     decode = key.is_decode
-    count = key.rows if decode else 1
+    count = key.rows if decode else -(-key.tokens // longest)
+    sizes = np.full(count, key.tokens // count, dtype=np.int32)
+    sizes[: key.tokens % count] += 1
     return StepDelta(
         step=-1,
         rows=np.full(count, dummy_row, dtype=np.int32),
         starts=np.zeros(count, dtype=np.int32),
-        num_tokens=np.full(count, 1 if decode else key.tokens, dtype=np.int32),
+        num_tokens=np.ones(count, dtype=np.int32) if decode else sizes,
         num_decodes=count if decode else 0,
         max_blocks=1,
         mode=key.mode,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tenon_core.models.heads import SentenceLayout
 from tenon_platforms.errors import ConfigError
 
 from .config_checks import check_config, refuse_code
@@ -20,13 +21,14 @@ from .gguf_file import GGUFFile
 from .gguf_source import GGUFSource
 from .gguf_tokenizer import GGUFTokenizer
 from .safetensors_source import SafetensorsSource
+from .sentence_files import read_sentence_layout
 from .tensors import TensorSource
 from .tokenizer import load_tokenizer_file
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TOKEN_ID = 1 << 24
 # JSON files of a folder that are data, however they are named; every other one is searched for code.
-_DATA = ("tokenizer.json", "vocab.json", "tekken.json", "added_tokens.json")
+_DATA = ("tokenizer.json", "vocab.json", "tekken.json", "added_tokens.json", "modules.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Checkpoint:
     bos_token: str | None = None
     eos_token: str | None = None
     gguf: GGUFFile | None = None
+    sentence: SentenceLayout | None = None
 
     def load_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises `ConfigError` where it has none."""
@@ -101,11 +104,18 @@ def _open_folder(path: Path, *, with_tensors: bool) -> Checkpoint:
     config = read["config.json"]
     check_config(config, path / "config.json")
     generation, tokenizer = read.get("generation_config.json", {}), read.get("tokenizer_config.json", {})
+    sentence = read_sentence_layout(path)
+    tensors = SafetensorsSource({}, {})
+    if with_tensors:
+        tensors = SafetensorsSource.open_folder(path)
+        for module in () if sentence is None else sentence.dense:
+            tensors = tensors.joined(module.folder, SafetensorsSource.open_folder(_module_folder(path, module.folder)))
     return Checkpoint(
         path=path,
         format="safetensors",
         config=config,
-        tensors=SafetensorsSource.open_folder(path) if with_tensors else SafetensorsSource({}, {}),
+        tensors=tensors,
+        sentence=sentence,
         generation_config=generation,
         tokenizer_config=tokenizer,
         chat_template=_chat_template(path, read.get("chat_template.json", {}), tokenizer),
@@ -113,6 +123,10 @@ def _open_folder(path: Path, *, with_tensors: bool) -> Checkpoint:
         bos_token=_token_text(tokenizer.get("bos_token")),
         eos_token=_token_text(tokenizer.get("eos_token")),
     )
+
+
+def _module_folder(path: Path, folder: str) -> Path:
+    return confined(path, folder, named_by=str(path / "modules.json"))
 
 
 def _read_configs(folder: Path) -> dict[str, dict[str, Any]]:

@@ -29,9 +29,12 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pt2", ".pkl", ".pickle")
 class SafetensorsSource:
     """A `TensorSource` over checked files. files: tensor name -> the file that holds it."""
 
-    def __init__(self, tensors: dict[str, StoredTensor], files: dict[str, Path]) -> None:
+    def __init__(
+        self, tensors: dict[str, StoredTensor], files: dict[str, Path], stored: dict[str, str] | None = None
+    ) -> None:
         self._tensors = tensors
         self._files = files
+        self._stored = stored or {}  # name -> the name in its file, where that is another
         self._open: dict[Path, Any] = {}
 
     @classmethod
@@ -72,6 +75,15 @@ class SafetensorsSource:
             {name: paths[shard] for name, shard in weight_map.items()},
         )
 
+    def joined(self, prefix: str, other: SafetensorsSource) -> SafetensorsSource:
+        """These tensors and another source's, whose names get a prefix."""
+        renamed = {f"{prefix}.{name}": name for name in other._tensors}
+        return SafetensorsSource(
+            {**self._tensors, **{name: other._tensors[old] for name, old in renamed.items()}},
+            {**self._files, **{name: other._files[old] for name, old in renamed.items()}},
+            {**self._stored, **renamed},
+        )
+
     def names(self) -> Iterable[str]:
         return self._tensors
 
@@ -90,7 +102,7 @@ class SafetensorsSource:
                 self._open[path] = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}", remedy="download it again") from error
-        tensor: Tensor = self._open[path].get_tensor(name)
+        tensor: Tensor = self._open[path].get_tensor(self._stored.get(name, name))
         return tensor
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from tenon_platforms.errors import ConfigError
 
 HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 HUB_IGNORED = ("*/*", "consolidated*.safetensors")  # subfolders and second copies of the same weights
+HUB_MODULES = ("[0-9]_*/config.json", "[0-9]_*/*.safetensors")  # what follows a sentence-transformers model
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+))?(?:/(.+))?")
 _MODEL_SUFFIXES = (".gguf", ".safetensors")
@@ -93,6 +94,14 @@ def _from_hub(repository: str, file: str, revision: str | None, cache_dir: str |
                 local_files_only=offline,
             )
         )
+        if (folder / "modules.json").exists():
+            snapshot_download(
+                repository,
+                revision=revision,
+                cache_dir=cache_dir,
+                allow_patterns=list(HUB_MODULES),
+                local_files_only=offline,
+            )
     except Exception as error:
         where = "the local cache (offline)" if offline else "the hub"
         raise ConfigError(

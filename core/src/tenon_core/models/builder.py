@@ -17,25 +17,38 @@ from torch import Tensor
 from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
-from tenon_platforms.errors import ConfigError
 from tenon_platforms.kernel import Kernel, WeightUse
-from tenon_platforms.model import GatedMLP, Layer, ModelSpec, MoE, NormSpec
+from tenon_platforms.model import MLP, GatedMLP, Layer, ModelSpec, MoE, NormSpec
 from tenon_platforms.ops.embedding import EmbeddingSpec
 from tenon_platforms.ops.linear import LinearPart, MergedLinearSpec
-from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.mlp import GatedMLPSpec, MLPSpec
+from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec
-from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
+from tenon_platforms.ops.pooling import MeanPoolSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec
 from tenon_platforms.ops.rope_reference import rope_table
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import OpTable
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, PartTensors
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MLPWeights, MoEWeights, NormWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
 from .family import WeightNames
 from .groups import plan_groups
-from .model import AttentionBlock, Bound, BuiltLayer, FirstNorm, LayerGroup, Model
+from .model import (
+    AddThenNorm,
+    AttentionBlock,
+    Bound,
+    BuiltLayer,
+    FirstNorm,
+    InputEmbedding,
+    LayerGroup,
+    Model,
+    PoolingHead,
+)
 from .weights import WeightReader
+
+POOLED_ACTIVATIONS = {"": None, "tanh": torch.tanh, **ACTIVATION_FUNCTIONS}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,13 +71,14 @@ class ModelBuilder:
         group_of = {layer: group for group in groups for layer in group.layers}
         embedding, embedding_weights = self._embedding()
         layers = self._layers(group_of)
+        last = self.names.at(len(layers))
         model = Model(
             spec=self.spec,
             groups=groups,
-            embedding=embedding,
+            embedding=self._input(embedding),
             layers=layers,
-            final_norm=self._add_norm(self.spec.final_norm, self.names.final_norm),
-            head=self._head(embedding_weights),
+            final_norm=self._add_norm(self.spec.final_norm, last.final_norm),
+            head=self._head(embedding_weights) if self.spec.head.kind == "language_model" else self._pooling_head(),
         )
         model.weight_bytes = sum(self._bytes.values())
         return model
@@ -94,8 +108,11 @@ class ModelBuilder:
 
     def _layer(self, index: int, group: LayerGroup) -> BuiltLayer:
         layer, names = self.spec.layers[index], self.names.at(index)
+        pre_mixer: Bound | FirstNorm | AddThenNorm
         if index:
-            pre_mixer: Bound | FirstNorm = self._add_norm(layer.pre_mixer, names.pre_mixer)
+            pre_mixer = self._add_norm(layer.pre_mixer, names.pre_mixer)
+        elif self.spec.post_norm:
+            pre_mixer = self._add_norm(layer.pre_mixer, names.first_norm)
         else:
             pre_mixer = FirstNorm(norm=self._norm(layer.pre_mixer, names.pre_mixer))
         return BuiltLayer(
@@ -118,7 +135,7 @@ class ModelBuilder:
             bias=mixer.qkv_bias,
         )
         out = self._linear(query, (("out", names.out, self.spec.hidden),), shard="in", unit=dim, bias=mixer.out_bias)
-        norm = None if mixer.qk_norm is None else self._norm_spec(mixer.qk_norm, dim)
+        norm = None if mixer.qk_norm is None else self._rms_spec(mixer.qk_norm, dim)
         dtype = to_torch(self.dtype)
         write = self.table.choose(
             QKNormRopeKVWriteSpec(
@@ -148,7 +165,16 @@ class ModelBuilder:
 
     def _ffn(self, layer: Layer, names: WeightNames) -> Bound:
         ffn = layer.ffn
+        if isinstance(ffn, MLP):
+            return self._mlp(ffn, names)
         return self._gated_mlp(ffn, names) if isinstance(ffn, GatedMLP) else self._moe(ffn, names)
+
+    def _mlp(self, ffn: MLP, names: WeightNames) -> Bound:
+        hidden, width = self.spec.hidden, ffn.intermediate
+        up, first = self._linear_weights(hidden, (("up", names.mlp_up, width),), shard="out", unit=1, bias=ffn.bias)
+        down, last = self._linear_weights(width, (("down", names.mlp_down, hidden),), shard="in", unit=1, bias=ffn.bias)
+        spec = MLPSpec(up=up, down=down, activation=ffn.activation)
+        return self._bind(spec, MLPWeights(up=first, down=last), names.mlp_up)
 
     def _gated_mlp(self, ffn: GatedMLP, names: WeightNames) -> Bound:
         hidden, width = self.spec.hidden, ffn.intermediate
@@ -207,12 +233,39 @@ class ModelBuilder:
         uses = ("embedding", "head") if self.spec.head.tied else ("embedding",)
         return self._bind(spec, weights, *uses), weights
 
+    def _input(self, tokens: Bound) -> InputEmbedding:
+        """The embedding with what is added to it."""
+        spec = self.spec
+        learned = spec.learned_positions
+        return InputEmbedding(
+            tokens=tokens,
+            token_types=self._table(self.names.token_types, spec.token_types) if spec.token_types else None,
+            has_segments=spec.token_types > 1,
+            positions=None if learned is None else self._table(self.names.positions, learned.count),
+            offset=0 if learned is None else learned.offset,
+        )
+
+    def _table(self, module: str, count: int) -> Bound:
+        name, hidden = f"{module}.weight", self.spec.hidden
+        spec = EmbeddingSpec(vocab_size=count, hidden=hidden, scheme=self.reader.scheme(name), dtype=self.dtype)
+        return self._bind(spec, self.reader.part(name, (count, hidden)), "embedding")
+
+    def _pooling_head(self) -> PoolingHead:
+        head, width = self.spec.head, self.spec.hidden
+        layers = []
+        for layer, name in zip(head.layers, self.names.head_layers, strict=True):
+            bound = self._linear(
+                width, ((name, name, layer.out_features),), shard="none", unit=1, bias=layer.bias, adapters=False
+            )
+            layers.append((bound, POOLED_ACTIVATIONS[layer.activation]))
+            width = layer.out_features
+        mean = None
+        if head.pooling == "mean":
+            mean = self.table.choose(MeanPoolSpec(hidden=self.spec.hidden, dtype=self.dtype))
+        return PoolingHead(mean=mean, layers=tuple(layers))
+
     def _head(self, embedding: PartTensors) -> Bound:
         vocab, hidden = self.spec.vocab_size, self.spec.hidden
-        if self.spec.head.kind != "language_model":
-            raise ConfigError(
-                f"a model with a {self.spec.head.kind!r} head is not served yet: only language models are"
-            )
         if not self.spec.head.tied:
             return self._linear(hidden, (("head", self.names.head, vocab),), shard="out", unit=1, bias=False)
         scheme = self.reader.scheme(f"{self.names.embedding}.weight")
@@ -220,12 +273,28 @@ class ModelBuilder:
         spec = MergedLinearSpec(in_features=hidden, parts=(part,), dtype=self.dtype)
         return self._bind(spec, LinearWeights(parts=(embedding,)), "embedding", "head")
 
-    def _linear(self, width: int, parts: Iterable[tuple[str, str, int]], *, shard: str, unit: int, bias: bool) -> Bound:
-        spec, weights = self._linear_weights(width, tuple(parts), shard=shard, unit=unit, bias=bias)
+    def _linear(
+        self,
+        width: int,
+        parts: Iterable[tuple[str, str, int]],
+        *,
+        shard: str,
+        unit: int,
+        bias: bool,
+        adapters: bool = True,
+    ) -> Bound:
+        spec, weights = self._linear_weights(width, tuple(parts), shard=shard, unit=unit, bias=bias, adapters=adapters)
         return self._bind(spec, weights, spec.parts[0].name)
 
     def _linear_weights(
-        self, width: int, parts: tuple[tuple[str, str, int], ...], *, shard: str, unit: int, bias: bool
+        self,
+        width: int,
+        parts: tuple[tuple[str, str, int], ...],
+        *,
+        shard: str,
+        unit: int,
+        bias: bool,
+        adapters: bool = True,
     ) -> tuple[MergedLinearSpec, LinearWeights]:
         dtype = to_torch(self.dtype)
         spec = MergedLinearSpec(
@@ -237,6 +306,7 @@ class ModelBuilder:
                     scheme=self.reader.scheme(f"{name}.weight"),
                     shard=shard,
                     shard_unit=unit,
+                    adapters=adapters,
                 )
                 for part, name, features in parts
             ),
@@ -251,14 +321,21 @@ class ModelBuilder:
         )
         return spec, weights
 
-    def _norm_spec(self, norm: NormSpec, width: int) -> RMSNormSpec:
+    def _rms_spec(self, norm: NormSpec, width: int) -> RMSNormSpec:
         return RMSNormSpec(hidden=width, eps=norm.eps, dtype=self.dtype, weight_offset=norm.weight_offset)
 
     def _norm(self, norm: NormSpec, name: str) -> Bound:
-        return self._bind(self._norm_spec(norm, self.spec.hidden), self._norm_weight(name), name)
+        hidden = self.spec.hidden
+        if norm.kind == "layer":
+            bias = self.reader.dense(f"{name}.bias", (hidden,), to_torch(self.dtype))
+            weights = NormWeights(weight=self._norm_weight(name), bias=bias)
+            return self._bind(LayerNormSpec(hidden=hidden, eps=norm.eps, dtype=self.dtype), weights, name)
+        return self._bind(self._rms_spec(norm, hidden), self._norm_weight(name), name)
 
-    def _add_norm(self, norm: NormSpec, name: str) -> Bound:
-        spec = AddRMSNormSpec(norm=self._norm_spec(norm, self.spec.hidden))
+    def _add_norm(self, norm: NormSpec, name: str) -> Bound | AddThenNorm:
+        if self.spec.post_norm:
+            return AddThenNorm(norm=self._norm(norm, name))
+        spec = AddRMSNormSpec(norm=self._rms_spec(norm, self.spec.hidden))
         return self._bind(spec, self._norm_weight(name), name)
 
     def _norm_weight(self, name: str) -> Tensor:
@@ -291,5 +368,7 @@ def _held(value: Any) -> Iterable[tuple[int, int]]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _held(item)
+    elif isinstance(value, NormWeights):
+        yield from _held((value.weight, value.bias))
     elif isinstance(size := getattr(value, "nbytes", None), int):
         yield id(value), size

@@ -49,25 +49,50 @@ class WeightNames:
     pre_ffn: str = "model.layers.{i}.post_attention_layernorm"
     post_mixer: str = ""
     post_ffn: str = ""
+    first_norm: str = ""  # of the embedding, where norms act after the addition; `{p}` is the layer before `{i}`
+    mlp_up: str = ""
+    mlp_down: str = ""
+    positions: str = ""
+    token_types: str = ""
+    head_layers: tuple[str, ...] = ()
 
     def at(self, layer: int) -> WeightNames:
         """The patterns with this layer's number in place; experts keep `{e}`."""
-        place = str(layer)
+        place, before = str(layer), str(layer - 1)
 
         def fill(pattern: Any) -> Any:
-            return tuple(map(fill, pattern)) if isinstance(pattern, tuple) else pattern.replace("{i}", place)
+            return (
+                tuple(map(fill, pattern))
+                if isinstance(pattern, tuple)
+                else pattern.replace("{i}", place).replace("{p}", before)
+            )
 
         return WeightNames(**{item.name: fill(getattr(self, item.name)) for item in fields(self)})
+
+
+def decoder_name(stored: str) -> str:
+    """A decoder saved without its head (`Qwen3Model`) has no "model." before its names."""
+    bare = stored.startswith(("embed_tokens.", "layers.", "norm."))
+    return f"model.{stored}" if bare else stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One model family. `spec(config, max_positions)` reads a plain dict; `config` is a config.json's content.
 
-    architectures: the names in `config["architectures"]` that it serves.
+    architectures: the names in `config["architectures"]` that it serves. rename: from a name as stored to the one in
+    `weights`, for checkpoints saved from another class of the same model. context: the longest context, where it is
+    another number than `max_position_embeddings`. names_of: `weights` of one checkpoint, where configurations differ.
     """
 
     name: str
     architectures: tuple[str, ...]
     spec: Callable[[Mapping[str, Any], int], ModelSpec]
     weights: WeightNames = field(default_factory=WeightNames)
+    rename: Callable[[str], str] = decoder_name
+    context: Callable[[Mapping[str, Any]], int] | None = None
+    names_of: Callable[[Mapping[str, Any]], WeightNames] | None = None
+
+    def names(self, config: Mapping[str, Any]) -> WeightNames:
+        """The weights' names of one checkpoint."""
+        return self.weights if self.names_of is None else self.names_of(config)

@@ -6,13 +6,15 @@ bound when the model was built, so a call is a short list of kernel calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tenon_platforms.attention import AttentionBackend
-from tenon_platforms.batch import GQAInputs
+from tenon_platforms.batch import GQAInputs, StepInputs
 from tenon_platforms.kernel import Kernel
 from tenon_platforms.model import ModelSpec
 
@@ -85,6 +87,56 @@ class AttentionBlock:
 
 
 @dataclass(slots=True, kw_only=True)
+class AddThenNorm:
+    """A norm after the addition, whose result is the residual: (y, y) of a branch and the residual before it."""
+
+    norm: Bound
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        y: Tensor = self.norm(x if residual is None else x + residual)
+        return y, y
+
+
+@dataclass(slots=True, kw_only=True)
+class InputEmbedding:
+    """Tokens' embeddings, and what is added to them: their segment's, then their position's."""
+
+    tokens: Bound
+    token_types: Bound | None = None
+    has_segments: bool = False  # positions' last axis holds each token's type, else it is 0
+    positions: Bound | None = None
+    offset: int = 0
+
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x: Tensor = self.tokens(token_ids)
+        if self.token_types is not None:
+            x = x + self.token_types(positions[-1] if self.has_segments else positions[0] * 0)
+        if self.positions is not None:
+            x = x + self.positions(positions[0] + self.offset)
+        return x
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolingHead:
+    """From hidden states to vectors. mean: the kernel, where the mean is pooled. layers: with their activations."""
+
+    mean: Kernel | None
+    layers: tuple[tuple[Bound, Callable[[Tensor], Tensor] | None], ...]
+
+    def __call__(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
+        """float32 [logits, width] of hidden states [tokens, hidden]."""
+        x = hidden.index_select(0, inputs.logit_index)
+        if self.mean is not None:
+            means = self.mean.run(hidden, inputs.token_rows, inputs.query_starts, inputs.num_valid)
+            of_row = means.index_select(0, inputs.token_rows.index_select(0, inputs.logit_index))
+            x = torch.where((inputs.targets == 1)[:, None], x, of_row.to(x.dtype))
+        for layer, activation in self.layers:
+            x = layer(x)
+            x = x if activation is None else activation(x)
+        return x.float()
+
+
+@dataclass(slots=True, kw_only=True)
 class FirstNorm:
     """The first layer's `pre_mixer`: there is no branch to add yet, and the embedding becomes the residual."""
 
@@ -100,8 +152,8 @@ class BuiltLayer:
 
     mixer: AttentionBlock
     ffn: Bound
-    pre_mixer: Bound | FirstNorm
-    pre_ffn: Bound
+    pre_mixer: Bound | FirstNorm | AddThenNorm
+    pre_ffn: Bound | AddThenNorm
     post_mixer: Bound | None
     post_ffn: Bound | None
 
@@ -123,16 +175,16 @@ class Model:
 
     spec: ModelSpec
     groups: tuple[LayerGroup, ...]
-    embedding: Bound
+    embedding: InputEmbedding
     layers: list[BuiltLayer]
-    final_norm: Bound
-    head: Bound
+    final_norm: Bound | AddThenNorm
+    head: Bound | PoolingHead
     weight_bytes: int = 0
     caches: list[Any] = field(default_factory=list)
 
     def forward(self, token_ids: Tensor, context: StepContext) -> Tensor:
         """Hidden states [tokens, hidden] after the final norm; token_ids: int32 [tokens]."""
-        x, residual = self.embedding(token_ids), None
+        x, residual = self.embedding(token_ids, context.positions), None
         for layer in self.layers:
             x, residual = layer(x, residual, context)
         hidden: Tensor = self.final_norm(x, residual)[0]
@@ -140,6 +192,7 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] of hidden states [rows, hidden]."""
+        assert not isinstance(self.head, PoolingHead)
         scores: Tensor = self.head(hidden)
         if cap := self.spec.head.soft_cap:
             scores = (scores / cap).tanh() * cap

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
-from tenon_platforms.model import ModelSpec, MoE
+from tenon_platforms.model import MLP, ModelSpec, MoE, NormSpec
 from tenon_platforms.ops.linear import Dense, WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.weights import PartTensors
@@ -128,7 +128,7 @@ class DummySource:
 
     def tensors(self, name: str) -> PartTensors:
         shape, dtype = self.shapes[name], to_torch(self.dtype)
-        if "norm" in name:
+        if "norm" in name.lower() and name.endswith(".weight"):
             return {"weight": torch.ones(shape, dtype=dtype, device=self.torch_device)}
         generator = torch.Generator(self.torch_device).manual_seed(zlib.crc32(name.encode(), self.seed))
         weight = torch.empty(shape, dtype=torch.float32, device=self.torch_device)
@@ -139,8 +139,19 @@ def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tu
     """(name, shape) of every tensor that building `spec` reads; experts one by one."""
     hidden = spec.hidden
     yield f"{names.embedding}.weight", (spec.vocab_size, hidden)
-    yield f"{names.final_norm}.weight", (hidden,)
-    if not spec.head.tied:
+    yield from _norm_shapes(spec, spec.final_norm, names.at(len(spec.layers)).final_norm)
+    if spec.learned_positions is not None:
+        yield f"{names.positions}.weight", (spec.learned_positions.count, hidden)
+    if spec.token_types:
+        yield f"{names.token_types}.weight", (spec.token_types, hidden)
+    if spec.head.kind != "language_model":
+        width = hidden
+        for head_layer, name in zip(spec.head.layers, names.head_layers, strict=True):
+            yield f"{name}.weight", (head_layer.out_features, width)
+            if head_layer.bias:
+                yield f"{name}.bias", (head_layer.out_features,)
+            width = head_layer.out_features
+    elif not spec.head.tied:
         yield f"{names.head}.weight", (spec.vocab_size, hidden)
     for index, layer in enumerate(spec.layers):
         at, mixer, ffn = names.at(index), layer.mixer, layer.ffn
@@ -157,8 +168,17 @@ def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tu
             yield f"{at.k_norm}.weight", (mixer.head_dim,)
         if mixer.sinks:
             yield at.sinks, (mixer.num_heads,)
-        norms = (at.pre_mixer, at.pre_ffn, at.post_mixer, at.post_ffn)
-        yield from ((f"{name}.weight", (hidden,)) for name in norms if name)
+        first = at.first_norm if spec.post_norm and not index else at.pre_mixer
+        norms = ((layer.pre_mixer, first), (layer.pre_ffn, at.pre_ffn))
+        for norm, name in (*norms, (layer.post_mixer, at.post_mixer), (layer.post_ffn, at.post_ffn)):
+            if norm is not None and name:
+                yield from _norm_shapes(spec, norm, name)
+        if isinstance(ffn, MLP):
+            for name, shape in ((at.mlp_up, (ffn.intermediate, hidden)), (at.mlp_down, (hidden, ffn.intermediate))):
+                yield f"{name}.weight", shape
+                if ffn.bias:
+                    yield f"{name}.bias", shape[:1]
+            continue
         shapes = ((ffn.intermediate, hidden), (ffn.intermediate, hidden), (hidden, ffn.intermediate))
         if isinstance(ffn, MoE):
             yield f"{at.router}.weight", (ffn.num_experts, hidden)
@@ -168,3 +188,9 @@ def tensor_shapes(spec: ModelSpec, names: WeightNames) -> Iterator[tuple[str, tu
         else:
             for name, shape in zip((at.gate, at.up, at.down), shapes, strict=True):
                 yield f"{name}.weight", shape
+
+
+def _norm_shapes(spec: ModelSpec, norm: NormSpec, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (spec.hidden,)
+    if norm.kind == "layer":
+        yield f"{name}.bias", (spec.hidden,)

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from tenon_platforms.errors import RequestError
 
 from .params import SamplingParams
+from .pooling import Pooling, PoolingFacts
 
+MAX_TOKEN_VECTORS = 16 * 2**20  # bytes of one request's vectors of tokens
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
@@ -38,6 +40,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_len: int = 0  # where prompts cannot be split over steps, 0: any
     platform: str = ""
     refused_features: dict[str, str] = {}  # request feature -> reason, from the platform's capabilities
+    pooling: PoolingFacts | None = None  # of a model that gives vectors or labels and generates nothing
 
 
 def validate_request(
@@ -47,22 +50,20 @@ def validate_request(
 
     Raises `RequestError` naming the field.
     """
-    prompt_len = len(prompt_token_ids)
-    if prompt_len == 0:
-        raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
-    _check_prompt(prompt_token_ids, facts.vocab_size)
+    if facts.pooling is not None:
+        raise RequestError(
+            f"model {facts.model!r:.200} generates nothing: it is served for {' and '.join(facts.pooling.tasks)}"
+            " (--runner generate, where the checkpoint has a language-model head)",
+            param="model",
+        )
+    prompt_len = _checked_length(prompt_token_ids, facts)
     if prompt_len >= facts.max_model_len:
         raise RequestError(
             f"the prompt has {prompt_len} tokens; the model's context is {facts.max_model_len} and one is needed"
             " for the answer: shorten the prompt or raise --max-model-len",
             param="prompt",
         )
-    if facts.max_prompt_len and prompt_len > facts.max_prompt_len:
-        raise RequestError(
-            f"the prompt has {prompt_len} tokens; this server computes prompts in one step of at most"
-            f" {facts.max_prompt_len}: raise --max-num-batched-tokens",
-            param="prompt",
-        )
+    _check_one_step(prompt_len, facts)
     room = facts.max_model_len - prompt_len
     if params.max_tokens is not None and params.max_tokens > room:
         raise RequestError(
@@ -93,6 +94,53 @@ def validate_request(
         if reason := facts.refused_features.get(feature):
             raise RequestError(f"{feature} is not available on platform {facts.platform!r}: {reason}", param=feature)
     return total
+
+
+def validate_pooling(prompt_token_ids: TokenIds, pooling: Pooling, facts: ModelFacts) -> int:
+    """Check one pooling prompt; returns the length at which its row ends. Raises `RequestError` naming the field."""
+    if facts.pooling is None:
+        raise RequestError(
+            f"model {facts.model!r:.200} generates text: serve it with --runner pooling --convert embed for vectors",
+            param="model",
+        )
+    prompt_len = _checked_length(prompt_token_ids, facts)
+    if prompt_len > facts.max_model_len:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens; the model's context is {facts.max_model_len}: shorten the prompt,"
+            " set truncate_prompt_tokens or raise --max-model-len",
+            param="prompt",
+        )
+    _check_one_step(prompt_len, facts)
+    if facts.max_resident_tokens and prompt_len > facts.max_resident_tokens:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens; the KV cache holds {facts.max_resident_tokens} in all: shorten the"
+            " prompt or raise the KV cache's memory",
+            param="prompt",
+        )
+    if pooling.per_token and prompt_len * facts.pooling.width * 4 > MAX_TOKEN_VECTORS:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens, whose vectors take more than {MAX_TOKEN_VECTORS} bytes: shorten it",
+            param="prompt",
+        )
+    if not 0 <= pooling.segment_start <= prompt_len:
+        raise RequestError(f"segment_start is {pooling.segment_start}: the prompt has {prompt_len}", param="prompt")
+    return prompt_len + 1
+
+
+def _checked_length(ids: TokenIds, facts: ModelFacts) -> int:
+    if len(ids) == 0:
+        raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
+    _check_prompt(ids, facts.vocab_size)
+    return len(ids)
+
+
+def _check_one_step(prompt_len: int, facts: ModelFacts) -> None:
+    if facts.max_prompt_len and prompt_len > facts.max_prompt_len:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens; this server computes prompts in one step of at most"
+            f" {facts.max_prompt_len}: raise --max-num-batched-tokens",
+            param="prompt",
+        )
 
 
 def features_of(params: SamplingParams) -> tuple[str, ...]:

@@ -31,10 +31,13 @@ class Keys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
 
-    def check(self, headers: Headers) -> None:
-        """Raise 401 unless exactly one key was sent and it is right (the same one by both headers is one)."""
+    def check(self, headers: Headers) -> str:
+        """Whose request it is: a digest of the key, nothing where none is asked for.
+
+        Raises 401 unless exactly one key was sent and it is right (the same one by both headers is one).
+        """
         if not self._digests:
-            return
+            return ""
         sent = _sent_keys(headers)
         digests = {_digest(key) for key in sent}
         if len(digests) != 1 or len(headers.getlist("authorization")) > 1 or len(headers.getlist("x-api-key")) > 1:
@@ -43,6 +46,7 @@ class Keys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, always
         if not any(matches):
             raise _unauthenticated()
+        return digest.hex()
 
 
 def _digest(key: bytes) -> bytes:
@@ -83,12 +87,12 @@ class GuardedRoute(Route):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if not self.is_public:
-                self.keys.check(Headers(scope=scope))
+                scope["tenon.owner"] = self.keys.check(Headers(scope=scope))
             if self.methods and scope["method"] not in self.methods:
                 allowed = ", ".join(sorted(self.methods))
                 raise HttpError(405, "this path does not take that method", headers={"Allow": allowed})
         except HttpError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         await super().handle(scope, receive, send)
 
@@ -105,7 +109,7 @@ class GuardedNotFound:
             self.keys.check(Headers(scope=scope))
         except HttpError as refusal:
             error = refusal
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

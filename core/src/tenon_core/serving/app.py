@@ -23,7 +23,9 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 from . import chat, completions, info, playground
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
+from .anthropic import messages
 from .errors import HttpError, error_response, http_error
+from .openai import responses
 from .services import Services
 from .tracing import CURRENT, RequestSpan, Traces
 
@@ -36,6 +38,13 @@ PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/completions", completions.handler, False),
     ("POST", "/v1/chat/completions", chat.handler, False),
+    ("POST", "/v1/messages", messages.create, False),
+    ("POST", "/v1/messages/count_tokens", messages.count, False),
+    ("POST", "/v1/responses", responses.create, False),
+    ("GET", "/v1/responses/{identity}", responses.retrieve, False),
+    ("DELETE", "/v1/responses/{identity}", responses.delete, False),
+    ("POST", "/v1/responses/{identity}/cancel", responses.cancel, False),
+    ("GET", "/v1/responses/{identity}/input_items", responses.input_items, False),
     ("GET", "/v1/models", info.models, False),
     ("GET", "/v1/models/{name:path}", info.model, False),
     ("GET", "/health", info.health, True),
@@ -69,7 +78,7 @@ def make_app(services: Services) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=list(config.allowed_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID_HEADER],
             expose_headers=[REQUEST_ID_HEADER],
         )
@@ -90,15 +99,15 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
             return await endpoint(request)
         except (HttpError, RequestError, CapacityError) as error:
             services.metrics.refused()
-            return error_response(http_error(error))
+            return error_response(http_error(error), request.scope)
         except TenonError as error:
             LOG.error("request %s failed: %s", request.scope.get("tenon.request_id"), error.message)
-            return error_response(http_error(error))
+            return error_response(http_error(error), request.scope)
         except HTTPException as error:  # the framework's own
-            return error_response(HttpError(error.status_code, str(error.detail)))
+            return error_response(HttpError(error.status_code, str(error.detail)), request.scope)
         except Exception as error:
             LOG.exception("request %s failed", request.scope.get("tenon.request_id"))
-            return error_response(http_error(error))
+            return error_response(http_error(error), request.scope)
 
     return answered
 
@@ -126,13 +135,14 @@ class Surround:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = label
+                for name in (REQUEST_ID_HEADER, "request-id"):  # as OpenAI's clients know it, and Anthropic's
+                    MutableHeaders(scope=message)[name] = label
             await send(message)
 
         try:
             self.hosts.check(headers)
         except HttpError as error:
-            await error_response(error)(scope, receive, labelled_send)
+            await error_response(error, scope)(scope, receive, labelled_send)
         else:
             await self._answered(scope, receive, labelled_send, lambda: status)
         finally:
@@ -159,7 +169,7 @@ class Surround:
                 raise
             if not status():
                 gone = HttpError(503, "the server is being stopped: send the request again later")
-                await error_response(gone)(scope, receive, send)
+                await error_response(gone, scope)(scope, receive, send)
 
     def _log(self, scope: Scope, status: int, seconds: float, span: RequestSpan | None) -> None:
         client = (scope.get("client") or ("?", 0))[0]

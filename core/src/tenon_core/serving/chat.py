@@ -16,6 +16,7 @@ from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.outputs import CompletionOutput
 from tenon_core.client.samples import SampleDelta
 from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
@@ -69,46 +70,74 @@ def handler(services: Services) -> Any:
         head = Head(
             id=f"chatcmpl-{label_of(request)}", object="chat.completion", model=services.check_model(fields.model)
         )
-        generation, _ = services.ready_generation()
-        _, conversation = services.ready_tokenizer()
-        params = chat_params(fields)
-        reading = reading_of(fields, services.parsers, lets_choose=config.enable_auto_tool_choice)
-        if reading.structured is not None:
-            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
-        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-        encoded = await unless_gone(
-            request,
-            conversation.encode_async(
-                fields.messages,
-                add_generation_prompt=fields.add_generation_prompt is not False,
-                variables=variables_of(fields, conversation),
-                tools=reading.tools,
-            ),
-        )
-        reading.prompt = encoded[0]
-        work = Work.start(
-            generation,
-            [encoded],
-            params,
-            is_watched=bool(fields.stream),
-            shown_ids=reading.shown_ids(services.vocabulary),
-            **labelled(fields, request),
-        )
-        call = Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+        call = await begin(request, services, fields, head)
         return await (streamed(request, call) if fields.stream else whole(request, call))
 
     return chat_completions
 
 
+async def begin(
+    request: Request, services: Services, fields: ChatFields, head: Head, *, is_clamped: bool = False
+) -> Chat:
+    """Check, render, encode and submit a conversation: the one way in, whatever protocol it came by.
+
+    is_clamped: a limit beyond the context's end is its end, instead of an error.
+    """
+    generation, facts = services.ready_generation()
+    _, conversation = services.ready_tokenizer()
+    params = chat_params(fields)
+    reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
+    if reading.structured is not None:
+        params = msgspec.structs.replace(params, structured_outputs=reading.structured)
+    await unless_gone(request, services.grammars.check_async(params.structured_outputs))
+    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
+    reading.prompt = text
+    ids = shortened(ids, fields, params, facts)
+    room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
+    if is_clamped and params.max_tokens is not None and params.max_tokens > room:
+        params = msgspec.structs.replace(params, max_tokens=None)
+    work = Work.start(
+        generation,
+        [(text, ids)],
+        params,
+        is_watched=bool(fields.stream),
+        shown_ids=reading.shown_ids(services.vocabulary),
+        **labelled(fields, request),
+    )
+    return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+
+
+async def encoded(
+    fields: ChatFields, conversation: Conversation, tools: list[dict[str, Any]] | None
+) -> tuple[str, list[int]]:
+    """(the rendered prompt, its token ids). tools: those the template describes."""
+    is_continued = bool(fields.continue_final_message)
+    if is_continued and fields.add_generation_prompt:
+        raise RequestError(
+            "add_generation_prompt begins an answer and continue_final_message goes on with one: give one of the two",
+            param="continue_final_message",
+        )
+    return await conversation.encode_async(
+        fields.messages,
+        add_generation_prompt=fields.add_generation_prompt is not False and not is_continued,
+        variables=variables_of(fields, conversation),
+        tools=tools,
+        is_continued=is_continued,
+    )
+
+
 def variables_of(fields: ChatFields, conversation: Conversation) -> dict[str, Any]:
-    """The template's variables; `reasoning_effort` is one where the template takes it."""
-    variables, effort = dict(fields.chat_template_kwargs or {}), fields.reasoning_effort
-    if effort is None or conversation.template is None:
+    """The template's variables; `reasoning_effort` and `verbosity` are such where the template takes them."""
+    variables = dict(fields.chat_template_kwargs or {})
+    if conversation.template is None:
         return variables
-    if "reasoning_effort" in conversation.template.check():
-        variables.setdefault("reasoning_effort", effort)
-    elif effort != "none":
-        raise RequestError("reasoning_effort is nothing that this model's template takes", param="reasoning_effort")
+    known = conversation.template.check()
+    for name, neutral in (("reasoning_effort", "none"), ("verbosity", "medium")):
+        value = getattr(fields, name)
+        if value is not None and name in known:
+            variables.setdefault(name, value)
+        elif value not in (None, neutral):
+            raise RequestError(f"{name} is nothing that this model's template takes", param=name)
     return variables
 
 
@@ -116,6 +145,8 @@ def chat_params(fields: ChatFields) -> SamplingParams:
     """The engine's parameters. Without a limit an answer may go on to the end of the context."""
     if fields.top_logprobs is not None and not fields.logprobs:
         raise RequestError("top_logprobs is given without logprobs: set logprobs to true", param="top_logprobs")
+    if fields.add_special_tokens:
+        raise RequestError("add_special_tokens: a chat's special tokens are its template's", param="add_special_tokens")
     if None not in (fields.max_tokens, fields.max_completion_tokens) and (
         fields.max_tokens != fields.max_completion_tokens
     ):
@@ -129,6 +160,17 @@ def chat_params(fields: ChatFields) -> SamplingParams:
             raise RequestError(f"top_{error.message}", param="top_logprobs") from None
         raise
     return msgspec.structs.replace(params, max_tokens=None) if limit is None else params
+
+
+def shortened(ids: list[int], fields: ChatFields, params: SamplingParams, facts: ModelFacts) -> list[int]:
+    """`truncate_prompt_tokens`: the last so many tokens of a prompt; -1: as many as leave room for the answer."""
+    count = fields.truncate_prompt_tokens
+    if count is None:
+        return ids
+    if count == 0:
+        raise RequestError("truncate_prompt_tokens is 0: it must be -1 or at least 1", param="truncate_prompt_tokens")
+    most = max(facts.max_model_len - (params.max_tokens or 1), 1) if count == -1 else count
+    return ids[-most:]
 
 
 async def whole(request: Request, call: Chat) -> Response:

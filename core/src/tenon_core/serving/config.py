@@ -66,6 +66,10 @@ class ServerConfig:
         " /health says so",
     )
     stall_kill_seconds: float = flag(60.0, "seconds of such silence after which the engine is ended and started again")
+    max_stored_responses: int = flag(
+        1000, "responses (POST /v1/responses) kept in memory for each key, the least used go first; 0: none"
+    )
+    stored_responses_bytes: int = flag(256 * 2**20, "greatest size of the responses that are kept for each key")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
     grpc_port: int | None = flag(None, "TCP port on which gRPC is served beside HTTP, with the same keys (extra grpc)")
     metrics_port: int | None = flag(None, "TCP port on which /metrics and /health are answered too, without a key")
@@ -90,8 +94,9 @@ class ServerConfig:
         for name in ("header_timeout", "body_timeout", "stall_seconds", "stall_kill_seconds"):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be more than 0 and less than a day")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds is {self.drain_seconds}: it must not be negative")
+        for name in ("drain_seconds", "max_stored_responses", "stored_responses_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
         if self.stall_kill_seconds < self.stall_seconds:
             raise ConfigError("stall_kill_seconds is less than stall_seconds")
         if self.otlp_traces_endpoint is not None:

@@ -1,8 +1,12 @@
-"""Errors as clients see them: OpenAI's shape for every status, never a path, a traceback or a Python object."""
+"""Errors as clients see them: OpenAI's shape for every status, Anthropic's under its path.
+
+Never a path of ours, a traceback or a Python object.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +30,18 @@ TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
+}
+
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
 }
 
 
@@ -73,14 +89,24 @@ def not_ready(state: str) -> HttpError:
 
 def error_body(error: HttpError) -> dict[str, Any]:
     """The JSON object of an error."""
-    message = error.message if len(error.message) <= MAX_MESSAGE else error.message[:MAX_MESSAGE] + "..."
-    message = message.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
     kind = TYPES.get(error.status, "server_error")
-    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code or error.status}}
+    return {"error": {"message": _shown(error), "type": kind, "param": error.param, "code": error.code or error.status}}
 
 
-def error_response(error: HttpError) -> Response:
-    """An error as a whole response."""
-    return Response(
-        msgspec.json.encode(error_body(error)), error.status, headers=error.headers, media_type="application/json"
-    )
+def anthropic_body(error: HttpError) -> dict[str, Any]:
+    """The JSON object of an error in Anthropic's API."""
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": _shown(error)}}
+
+
+def _shown(error: HttpError) -> str:
+    message = error.message if len(error.message) <= MAX_MESSAGE else error.message[:MAX_MESSAGE] + "..."
+    return message.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
+
+
+def error_response(error: HttpError, scope: Mapping[str, Any] | None = None) -> Response:
+    """An error as a whole response to the request of this scope."""
+    path = "" if scope is None else scope.get("path", "")
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+    body = anthropic_body(error) if is_anthropic else error_body(error)
+    return Response(msgspec.json.encode(body), error.status, headers=error.headers, media_type="application/json")

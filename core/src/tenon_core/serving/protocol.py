@@ -5,7 +5,8 @@ A field of OpenAI's API that is not served yet is refused by name, unless its va
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -30,6 +31,11 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
+    "moderation": (None,),
+    "prompt_cache_options": (None, {"mode": "implicit"}),
+    "prompt_cache_retention": (None, "in_memory"),
+    "return_tokens_as_token_ids": (None, False),
+    "logits_processors": (None, []),
     "suffix": (None, ""),
     "best_of": (None, 1),
     "use_beam_search": (None, False),
@@ -38,14 +44,24 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "prediction": (None,),
     "reasoning_effort": (None, "none"),
+    "verbosity": (None, "medium"),
     "web_search_options": (None,),
     "documents": (None, []),
-    "continue_final_message": (None, False),
     "store": (None, False),
     "service_tier": (None, "auto", "default"),
     "prompt_embeds": (None,),
     "mm_processor_kwargs": (None, {}),
     "kv_transfer_params": (None,),
+}
+# Field -> what to send in its place.
+INSTEAD = {
+    "functions": ": send tools",
+    "function_call": ": send tool_choice",
+    "guided_json": ": send structured_outputs",
+    "guided_regex": ": send structured_outputs",
+    "guided_choice": ": send structured_outputs",
+    "guided_grammar": ": send structured_outputs",
+    "store": " in this API: POST /v1/responses keeps what it answers",
 }
 REFUSED = {"chat_template": "a chat template comes with the model or from the server's operator, not with a request"}
 
@@ -60,6 +76,7 @@ class StreamOptions(Fields):
     """include_usage: a last piece with the counts of tokens."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None  # padding against listeners who measure
 
 
 class SamplingFields(Fields):
@@ -80,6 +97,8 @@ class SamplingFields(Fields):
     response_format: formats.ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024)
     metadata: dict[str, str] | None = Field(None, max_length=16)
+    safety_identifier: str | None = Field(None, max_length=1024)
+    prompt_cache_key: str | None = Field(None, max_length=1024)  # a hint for routers: prefixes are found by content
     # beyond OpenAI's
     top_k: int | None = None
     min_p: Number | None = None
@@ -90,6 +109,8 @@ class SamplingFields(Fields):
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     structured_outputs: formats.StructuredFields | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
@@ -107,6 +128,11 @@ class SamplingFields(Fields):
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams: set stream to true", param="stream_options")
+        if self.spaces_between_special_tokens and self.skip_special_tokens is False:
+            raise RequestError(
+                "spaces_between_special_tokens: text is what the tokens say, nothing is put between them",
+                param="spaces_between_special_tokens",
+            )
         values = {name: getattr(self, name) for name in SHARED_NAMES}
         values["logit_bias"] = None if self.logit_bias is None else bias_by_id(self.logit_bias)
         values["structured_outputs"] = formats.wanted(self.response_format, self.structured_outputs)
@@ -142,7 +168,10 @@ class ChatFields(SamplingFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=64)
+    verbosity: str | None = Field(None, max_length=64)
     include_reasoning: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
 
 
 class TokenizeFields(Fields):
@@ -168,15 +197,15 @@ class DetokenizeFields(Fields):
 F = TypeVar("F", bound=Fields)
 
 
-def parse(kind: type[F], body: dict[str, Any]) -> F:
+def parse(kind: type[F], body: Mapping[str, Any], not_yet: Mapping[str, tuple[Any, ...]] = NOT_YET) -> F:
     """A request's fields from its body. Raises `RequestError` naming the field."""
     body = dict(body)
     for name, why in REFUSED.items():
         if body.pop(name, None) is not None:
             raise RequestError(f"{name} is not taken: {why}", param=name)
-    for name, neutral in NOT_YET.items():
+    for name, neutral in not_yet.items():
         if name in body and name not in kind.model_fields and not _is_one_of(body.pop(name), neutral):
-            raise RequestError(f"{name} is not available yet", param=name)
+            raise RequestError(f"{name} is not available yet{INSTEAD.get(name, '')}", param=name)
     try:
         return kind.model_validate(body)
     except ValidationError as error:

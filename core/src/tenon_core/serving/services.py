@@ -20,10 +20,11 @@ from tenon_core.engine.messages import Ready
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
-from tenon_platforms.errors import CapacityError, RequestError
+from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .config import ServerConfig
 from .errors import HttpError, not_ready
+from .openai.response_store import ResponseStore
 from .parsers.registry import Parsers
 from .tracing import CURRENT, RequestSpan, Traces
 
@@ -53,6 +54,18 @@ class Services:
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     traces: Traces | None = None
     is_draining: bool = False
+    responses: ResponseStore = field(init=False)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(
+            max_entries=self.config.max_stored_responses, max_bytes=self.config.stored_responses_bytes
+        )
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Hold on to work that outlives its HTTP request."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def is_ready(self) -> bool:
@@ -167,6 +180,14 @@ class Work:
             self.generation.abort(request)
         if self._span is not None:
             self._span.end_work(self.requests)
+
+    def stop(self, error: TenonError) -> None:
+        """End what still runs, and raise `error` in whoever waits for it."""
+        for request in self.requests:
+            if not request.is_done:
+                request.error = error
+        self.abort()
+        self._news.set()
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from starlette.responses import StreamingResponse
 
-from .errors import error_body, http_error
+from .errors import HttpError, error_body, http_error
 
 DONE = b"data: [DONE]\n\n"
 ENCODER = msgspec.json.Encoder()
@@ -38,20 +38,40 @@ class Pieces:
         return event({**self._head, "choices": [], "usage": usage})
 
 
-def stream_response(pieces: AsyncIterator[bytes], headers: Mapping[str, str] | None = None) -> StreamingResponse:
-    """Pieces as a response. An error on the way becomes the last event but one."""
-    return StreamingResponse(guarded(pieces), media_type="text/event-stream", headers={**HEADERS, **(headers or {})})
+def typed_event(value: Mapping[str, Any]) -> bytes:
+    """One event that is named by its type."""
+    return b"event: %s\n" % str(value["type"]).encode() + event(value)
 
 
-async def guarded(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces, then [DONE]; the generator is closed whatever happens, which ends what it waits for."""
+def error_event(error: HttpError) -> bytes:
+    """An error in OpenAI's shape."""
+    return event(error_body(error))
+
+
+def stream_response(
+    pieces: AsyncIterator[bytes],
+    headers: Mapping[str, str] | None = None,
+    *,
+    tell: Callable[[HttpError], bytes] = error_event,
+    end: bytes = DONE,
+) -> StreamingResponse:
+    """Pieces as a response. An error on the way becomes the last event before the end, as `tell` writes it."""
+    body = guarded(pieces, tell, end)
+    return StreamingResponse(body, media_type="text/event-stream", headers={**HEADERS, **(headers or {})})
+
+
+async def guarded(
+    pieces: AsyncIterator[bytes], tell: Callable[[HttpError], bytes] = error_event, end: bytes = DONE
+) -> AsyncIterator[bytes]:
+    """The pieces, then the end; the generator is closed whatever happens, which ends what it waits for."""
     async with aclosing(pieces) as source:  # type: ignore[type-var]
         try:
             async for piece in source:
                 yield piece
         except Exception as error:  # noqa: BLE001 - the headers are sent: only an event can tell it
-            yield event(error_body(http_error(error)))
-    yield DONE
+            yield tell(http_error(error))
+    if end:
+        yield end
 
 
 def usage_of(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:

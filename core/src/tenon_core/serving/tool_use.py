@@ -75,13 +75,22 @@ class Reading:
             )
         return made
 
-    def delta(self, index: int, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
-        """(what is new as `delta` of a stream, the finish reason)."""
+    def events(self, index: int, text: str, reason: str | None) -> tuple[list[Event], str | None]:
+        """(what is new of sample `index`, in order, the finish reason). reason: why the text is at its end, if so."""
+        if not self.is_needed:
+            return ([TextDelta(CONTENT, text)] if text else []), reason
         parser = self.parser(index)
         events = parser.feed(text)
         if reason is not None:
             events += parser.finish()
-        return self._delta(events), finish_reason(reason, parser)
+        if not self.has_reasoning:
+            events = [one for one in events if not isinstance(one, TextDelta) or one.kind == CONTENT]
+        return events, finish_reason(reason, parser)
+
+    def delta(self, index: int, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """(what is new as `delta` of a stream, the finish reason)."""
+        events, reason = self.events(index, text, reason)
+        return self._delta(events), reason
 
     def _delta(self, events: list[Event]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -89,7 +98,7 @@ class Reading:
             if isinstance(event, TextDelta):
                 if event.kind == CONTENT:
                     found["content"] = found.get("content", "") + event.text
-                elif self.has_reasoning:
+                else:
                     text = found.get("reasoning", "") + event.text
                     found["reasoning_content"] = found["reasoning"] = text
                 continue
@@ -124,25 +133,52 @@ def finish_reason(reason: str | None, parser: OutputParser) -> str | None:
 def reading_of(fields: ChatFields, parsers: Parsers, *, lets_choose: bool) -> Reading:
     """How to read this request's answers. Raises `RequestError` for tools or a choice that cannot be."""
     schemas = checked_tools(fields.tools or ())
-    uses = bool(schemas) and fields.tool_choice != "none"
+    choice, tools = fields.tool_choice, fields.tools
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, schemas = _allowed(choice, schemas)
+        tools = [one for one in tools or () if one["function"]["name"] in schemas]
+    uses = bool(schemas) and choice != "none"
     is_one = fields.parallel_tool_calls is False
-    forced = _forced(fields.tool_choice, schemas, is_one=is_one)
+    forced = _forced(choice, schemas, is_one=is_one)
     other = next((name for name in ("response_format", "structured_outputs") if getattr(fields, name) is not None), "")
     if forced is not None and other:
-        raise _refusal(TWO_FORMS.format(repr(fields.tool_choice)[:80], other))
+        raise _refusal(TWO_FORMS.format(repr(choice)[:80], other))
     if uses and forced is None and parsers.tools is None:
         raise RequestError(NO_PARSER, param="tools")
     if uses and forced is None and not lets_choose:
         raise RequestError(NOT_LET, param="tool_choice")
     return Reading(
         parsers=parsers,
-        tools=fields.tools if uses else None,
+        tools=tools if uses else None,
         schemas=schemas if uses else {},
         max_calls=1 if is_one else MAX_CALLS,
         forced=None if forced is None else forced[0],
         structured=None if forced is None else forced[1],
         has_reasoning=fields.include_reasoning is not False,
     )
+
+
+def _allowed(
+    choice: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, dict[str, Mapping[str, Any]]]:
+    """(the mode, the tools) of a choice that allows some of the tools: for this answer there are no others."""
+    given = choice.get("allowed_tools")
+    mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise _refusal('tool_choice.allowed_tools: expected {"mode": "auto" or "required", "tools": [...]}')
+    return mode, {name: schemas[name] for name in (_named(one, schemas) for one in listed)}
+
+
+def _named(choice: Any, schemas: Mapping[str, Mapping[str, Any]]) -> str:
+    """The name of a tool that is among the request's."""
+    is_function = isinstance(choice, dict) and choice.get("type") == "function"
+    function = choice.get("function") if is_function else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _refusal(f'tool_choice is {choice!r:.80}: expected {{"type": "function", "function": {{"name": ...}}}}')
+    if name not in schemas:
+        raise _refusal(f"tool_choice names {name!r:.80}, which is none of tools")
+    return name
 
 
 def _forced(
@@ -152,14 +188,7 @@ def _forced(
     if choice in (None, "auto", "none"):
         return None
     if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
-            raise _refusal(
-                f'tool_choice is {choice!r:.80}: expected {{"type": "function", "function": {{"name": ...}}}}'
-            )
-        if name not in schemas:
-            raise _refusal(f"tool_choice names {name!r:.80}, which is none of tools")
+        name = _named(choice, schemas)
         return one_tool(name, schemas[name])
     if choice == "required":
         if not schemas:

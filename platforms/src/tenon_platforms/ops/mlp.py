@@ -23,6 +23,16 @@ class ActivationMulSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MLPSpec(Spec):
+    """down(activation(up(x))), as in BERT; biases are the linears' own."""
+
+    op: ClassVar[str] = "mlp"
+    up: MergedLinearSpec
+    down: MergedLinearSpec
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedMLPSpec(Spec):
     """Composite: down(activation(gate(x)) * up(x)), gate and up merged (Shazeer 2020, arXiv 2002.05202)."""
 

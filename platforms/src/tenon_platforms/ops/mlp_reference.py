@@ -12,9 +12,9 @@ from ..kernel import Kernel, KernelFlags, WeightUse
 from .mlp import ActivationMulSpec
 
 if TYPE_CHECKING:
-    from .mlp import GatedMLPSpec
+    from .mlp import GatedMLPSpec, MLPSpec
     from .table import OpTable
-    from .weights import GatedMLPWeights
+    from .weights import GatedMLPWeights, MLPWeights
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -51,3 +51,19 @@ def gated_mlp(spec: GatedMLPSpec, table: OpTable) -> Kernel:
         return result
 
     return Kernel(name="gate_up + activation_mul + down", run=run, prepare=prepare)
+
+
+def mlp(spec: MLPSpec, table: OpTable) -> Kernel:
+    """run(x, weights) -> y, both [tokens, hidden]; weights: MLPWeights, prepared part by part."""
+    up, down = table.choose(spec.up), table.choose(spec.down)
+    activation = ACTIVATION_FUNCTIONS[spec.activation]
+
+    def prepare(weights: MLPWeights, uses: tuple[WeightUse, ...]) -> tuple[object, object]:
+        return up.bind(weights.up, *uses), down.bind(weights.down, *uses)
+
+    def run(x: Tensor, weights: tuple[object, object]) -> Tensor:
+        result: Tensor = down.run(activation(up.run(x, weights[0])), weights[1])
+        return result
+
+    flags = KernelFlags(batch_invariant=up.flags.batch_invariant and down.flags.batch_invariant)
+    return Kernel(name="up + activation + down", run=run, prepare=prepare, flags=flags)

@@ -24,6 +24,16 @@ class RMSNormSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerNormSpec(Spec):
+    """Layer normalization over the last axis, with weight and bias (Ba et al. 2016, arXiv 1607.06450)."""
+
+    op: ClassVar[str] = "layer_norm"
+    hidden: int
+    eps: float
+    dtype: DType
+
+
+@dataclass(frozen=True, kw_only=True)
 class AddRMSNormSpec(Spec):
     """Composite: residual add followed by `norm`."""
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from ..kernel import Kernel, KernelFlags
 
 if TYPE_CHECKING:
-    from .norm import AddRMSNormSpec, RMSNormSpec
+    from .norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
     from .table import OpTable
+    from .weights import NormWeights
 
 
 def rms_norm(spec: RMSNormSpec, table: OpTable) -> Kernel:
@@ -30,6 +31,23 @@ def rms_norm(spec: RMSNormSpec, table: OpTable) -> Kernel:
         if offset:
             return (scaled * (weight.float() + offset)).to(x.dtype)
         return weight * scaled.to(x.dtype)
+
+    return Kernel(name="reference", run=run, flags=KernelFlags(batch_invariant=True))
+
+
+def layer_norm(spec: LayerNormSpec, table: OpTable) -> Kernel:
+    """run(x, weights) -> y.
+
+    x: [..., hidden] in spec.dtype; weights: NormWeights, each [hidden] in spec.dtype; y like x.
+    y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, in float32, rounded once at the end.
+    """
+    eps = spec.eps
+
+    def run(x: Tensor, weights: NormWeights) -> Tensor:
+        wide = x.float()
+        wide = wide - wide.mean(-1, keepdim=True)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return (scaled * weights.weight.float() + weights.bias.float()).to(x.dtype)
 
     return Kernel(name="reference", run=run, flags=KernelFlags(batch_invariant=True))
 

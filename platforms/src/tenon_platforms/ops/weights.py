@@ -39,3 +39,19 @@ class MoEWeights:
     gate: PartTensors
     up: PartTensors
     down: PartTensors
+
+
+@dataclass(slots=True, kw_only=True)
+class MLPWeights:
+    """Weights of an ungated MLP."""
+
+    up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(slots=True, kw_only=True)
+class NormWeights:
+    """Weights of a layer norm, each [hidden]."""
+
+    weight: Tensor
+    bias: Tensor

@@ -36,6 +36,8 @@ enum tenon_isa { TENON_PORTABLE = 0, TENON_AVX2 = 1, TENON_AVX512 = 2, TENON_AVX
 enum tenon_dtype { TENON_F32 = 0, TENON_BF16 = 1, TENON_F16 = 2 };
 
 TENON_API int tenon_cpu_abi(void);
+/* What the library was built from: the SHA-256 that sources_hash.cmake takes, 64 digits; never null. */
+TENON_API const char* tenon_cpu_sources(void);
 /* The sentence of a status; never null. */
 TENON_API const char* tenon_cpu_status_text(int status);
 

@@ -2,12 +2,17 @@
 #include "tenon_cpu.h"
 
 #include "isa.h"
+#include "sources_hash.h"
 #include "threads.h"
 
 extern "C" {
 
 int tenon_cpu_abi(void) {
     return TENON_CPU_ABI;
+}
+
+const char* tenon_cpu_sources(void) {
+    return TENON_SOURCES_HASH;
 }
 
 const char* tenon_cpu_status_text(int status) {

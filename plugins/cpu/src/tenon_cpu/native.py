@@ -7,6 +7,7 @@ Torch-free. Without the library (no compiler at install time) everything runs on
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,6 +20,7 @@ ABI = 1  # TENON_CPU_ABI of include/tenon_cpu.h
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "amx")  # enum tenon_isa
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # enum tenon_dtype
 NAME = {"darwin": "libtenon_cpu.dylib", "win32": "tenon_cpu.dll"}.get(sys.platform, "libtenon_cpu.so")
+SOURCES = Path(__file__).parents[2] / "native"  # in a checkout
 SPIN_US = 200
 
 Function = Any  # a ctypes function pointer
@@ -40,8 +42,36 @@ def library() -> ctypes.CDLL | None:
             f"{file} has ABI {found}, this tenon-cpu needs {ABI}",
             remedy="build it again: `make native` in a checkout, or install tenon-cpu again",
         )
+    refuse_stale(loaded, file, SOURCES)
     loaded.tenon_cpu_status_text.restype = ctypes.c_char_p
     return loaded
+
+
+def refuse_stale(loaded: ctypes.CDLL, file: Path, sources: Path) -> None:
+    """PluginError where `loaded` was not built from `sources`, a checkout's; nothing where there are none (a wheel)."""
+    if not (sources / "CMakeLists.txt").is_file() or not (sources / "src").is_dir():
+        return
+    wanted, found = sources_hash(sources), "ones older than this check"
+    if hasattr(loaded, "tenon_cpu_sources"):
+        loaded.tenon_cpu_sources.restype = ctypes.c_char_p
+        found = loaded.tenon_cpu_sources().decode()
+    if found != wanted:
+        raise PluginError(
+            f"{file} was not built from the sources beside it, it may compute something else: built from"
+            f" {found}, {sources} has {wanted}",
+            remedy="build it again: `make native`",
+        )
+
+
+def sources_hash(sources: Path) -> str:
+    """What sources_hash.cmake computes of the folder `native`: SHA-256 over "path SHA-256" of its files, by path."""
+    files = [path for kind in ("h", "cpp", "inl") for path in (sources / "src").rglob(f"*.{kind}")]
+    files += [*(sources / "include").rglob("*.h"), sources / "CMakeLists.txt"]
+    lines = (
+        f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+        for name, path in sorted((path.relative_to(sources).as_posix(), path) for path in files)
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def why_not() -> str | None:

@@ -75,6 +75,10 @@ class Recorder(TorchDispatchMode):
         self.kept: list[Any] = []
         self._arena = arena
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and torch's guard against it imports its compiler: 2 s of the start
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.refused is None:

@@ -16,7 +16,7 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 
-from ahead_of_time import source_of, spills, target_of
+from ahead_of_time import has_early_launch, source_of, spills, target_of
 from kernels_to_compile import Entry
 
 from tenon_triton.attention import kv_cache
@@ -133,7 +133,8 @@ def main(target_name: str, names: list[str]) -> int:
             continue
         options = {"num_warps": entry.warps, "num_stages": entry.stages}
         try:
-            compiled = triton.compile(source_of(entry), target=target, options=options)
+            source = source_of(entry, early=has_early_launch(target_name))
+            compiled = triton.compile(source, target=target, options=options)
         except Exception as error:  # noqa: BLE001  the caller reads which kernel failed
             print(f"{name} FAILED: {error.__cause__ or error}", flush=True)
             failed = True

@@ -19,6 +19,8 @@ from kernels_to_compile import KERNELS, Entry
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tenon_triton.ops.early import FIRST_ARCH
+
 
 def target_of(text: str) -> GPUTarget:
     """ "cuda:90" or "hip:gfx942"."""
@@ -26,7 +28,13 @@ def target_of(text: str) -> GPUTarget:
     return GPUTarget(backend, int(arch), 32) if backend == "cuda" else GPUTarget(backend, arch, 64)
 
 
-def source_of(entry: Entry) -> ASTSource:
+def has_early_launch(target_name: str) -> bool:
+    """Whether kernels wait for the ones before them by themselves, as `tenon_triton.ops.early` says."""
+    backend, _, arch = target_name.partition(":")
+    return backend == "cuda" and int(arch) >= FIRST_ARCH
+
+
+def source_of(entry: Entry, *, early: bool) -> ASTSource:
     """The kernel specialized as the entry says: types, constants; pointers and whole sizes divide by 16."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
@@ -34,7 +42,7 @@ def source_of(entry: Entry) -> ASTSource:
     unspecialized = set(entry.kernel.do_not_specialize or ())
     for index, parameter in enumerate(entry.kernel.params):
         name = parameter.name
-        value = entry.arguments[name]
+        value = early if name == "EARLY" else entry.arguments[name]
         if parameter.is_constexpr or value is None:
             signature[name] = "constexpr"
             constants[(index,)] = value
@@ -68,8 +76,9 @@ def main(target_name: str, names: list[str]) -> int:
         if (names and name not in names) or not entry.fits(target_name):
             continue
         options = {"num_warps": entry.warps, "num_stages": entry.stages}
+        source = source_of(entry, early=has_early_launch(target_name))
         try:
-            compiled = triton.compile(source_of(entry), target=target, options=options)
+            compiled = triton.compile(source, target=target, options=options)
         except Exception as error:  # noqa: BLE001  the caller reads which kernel failed
             print(f"{name} FAILED: {error.__cause__ or error}", flush=True)
             failed = True

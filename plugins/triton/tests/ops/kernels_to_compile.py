@@ -90,6 +90,10 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "EVEN": True,
         "SWAP": False,
         "PRECISION": None,
+        "PAIRED": False,
+        "KIND": "",
+        "LINES": 2,
+        "UNPACK": False,
         **changes,
     }
 
@@ -142,7 +146,15 @@ FP8_TILES = {"x": FP8, "weight": FP8, "x_scale": F32, "scale": F32}
 KERNELS: dict[str, Entry] = {
     "quantize": Entry(
         kernel=float8._quantize_rows,
-        arguments={"x": BF16, "values": FP8, "scale": F32, "width": "i32", "x_stride": "i32", "BLOCK": 4096},
+        arguments={
+            "x": BF16,
+            "values": FP8,
+            "scale": F32,
+            "width": "i32",
+            "x_stride": "i32",
+            "WHOLE": True,
+            "BLOCK": 4096,
+        },
         warps=16,
         without=NO_E4M3FN,
     ),
@@ -388,5 +400,14 @@ KERNELS: dict[str, Entry] = {
     "gemv float8": Entry(kernel=gemv._gemv, arguments=_gemv(weight=FP8, scale=F32, BLOCK=4096), without=NO_E4M3FN),
     "tiles": Entry(kernel=tiles._tiles, arguments=_tiles(), stages=4),
     "tiles swapped": Entry(kernel=tiles._tiles, arguments=_tiles(SWAP=True), stages=4),
+    "tiles paired": Entry(
+        kernel=tiles._tiles, arguments=_tiles(SWAP=True, SPLITS=1, PAIRED=True, KIND="silu"), stages=3
+    ),
+    "tiles widened": Entry(
+        kernel=tiles._tiles,
+        arguments=_tiles(weight=FP8, scale=F32, SWAP=True, K=256, UNPACK=True),
+        stages=4,
+        without=("cuda:80", "hip:gfx942", "hip:gfx950", "hip:gfx1100"),  # it is written in PTX of Hopper
+    ),
     "tiles float8": Entry(kernel=tiles._tiles, arguments=_tiles(**FP8_TILES, K=256), stages=4, without=NO_E4M3FN),
 }

@@ -68,6 +68,13 @@ def architecture(config: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
+def served_as(prefix: str) -> tuple[str, ...]:
+    """The architectures of a decoder: with its language-model head, without one, and with a classifier."""
+    return tuple(
+        prefix + task for task in ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification")
+    )
+
+
 def activation(config: Mapping[str, Any], key: str = "hidden_act") -> str:
     """The activation by the contract's name."""
     name = str(config.get(key) or config.get("hidden_activation") or "silu")

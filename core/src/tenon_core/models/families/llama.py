@@ -13,14 +13,14 @@ from tenon_platforms.model import AttentionMixer, GatedMLP, Layer, ModelSpec
 from ..family import Family
 from . import common
 
-MISTRAL = "MistralForCausalLM"
+MISTRAL = "Mistral"
 MISTRAL_WINDOW = 4096  # where the key is absent, as in Transformers
 
 
 def spec(config: Mapping[str, Any], max_positions: int) -> ModelSpec:
     """The `ModelSpec` of a Llama-like configuration."""
     common.only(config, "mlp_bias", False)
-    is_mistral = common.architecture(config) == MISTRAL
+    is_mistral = common.architecture(config).startswith(MISTRAL)
     dim, (query, keys) = common.head_dim(config), common.heads(config)
     norm = common.norm(config)
     bias = not is_mistral and bool(config.get("attention_bias", False))
@@ -49,4 +49,4 @@ def window(config: Mapping[str, Any], default: int) -> int:
     return 0 if config["sliding_window"] is None else common.positive(config, "sliding_window")
 
 
-FAMILY = Family(name="llama", architectures=("LlamaForCausalLM", MISTRAL), spec=spec)
+FAMILY = Family(name="llama", architectures=(*common.served_as("Llama"), *common.served_as(MISTRAL)), spec=spec)

@@ -43,4 +43,4 @@ def used_window(config: Mapping[str, Any]) -> int:
     return common.positive(config, "sliding_window")
 
 
-FAMILY = Family(name="qwen2", architectures=("Qwen2ForCausalLM",), spec=spec)
+FAMILY = Family(name="qwen2", architectures=common.served_as("Qwen2"), spec=spec)

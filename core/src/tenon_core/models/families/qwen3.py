@@ -40,4 +40,4 @@ def mixer(config: Mapping[str, Any], max_positions: int, window: int) -> Attenti
     )
 
 
-FAMILY = Family(name="qwen3", architectures=("Qwen3ForCausalLM",), spec=spec)
+FAMILY = Family(name="qwen3", architectures=common.served_as("Qwen3"), spec=spec)

@@ -35,7 +35,7 @@ class DecodeConfig:
     warps: int
     stages: int
     programs_per_unit: int = 8
-    min_tokens: int = 512
+    min_tokens: int = 64
     join: bool = True
     tail: bool = False
 

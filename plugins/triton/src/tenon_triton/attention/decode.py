@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..ops.early import trigger, wait
 from .tile import LOG2_E, attend_tile, blocks_of
 
 
@@ -95,12 +96,15 @@ def decode_kernel(
     JOIN: tl.constexpr,
     TAIL: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
 
     parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
     [rows, kv heads], zero between launches.
     """
+    trigger(EARLY)
+    wait(EARLY)
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -191,8 +195,11 @@ def join_kernel(
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Grid (heads, rows): joins what `decode_kernel` left of rows in several parts."""
+    trigger(EARLY)
+    wait(EARLY)
     head = tl.program_id(0)
     row = tl.program_id(1)
     length = tl.load(seq_lens + row)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tenon_platforms.ops.attention import AttentionSpec
 
+from ..ops import early
 from .configs import JOIN_ELEMENTS, MAX_PARTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel
@@ -104,7 +105,7 @@ def launch_decode(
     padded = next_power(dim)
     chunk = max(JOIN_ELEMENTS // padded, 1)
     min_tiles = -(-config.min_tokens // config.tile)
-    options = {"num_warps": config.warps, "num_stages": config.stages}
+    options = {"num_warps": config.warps, "num_stages": config.stages, **early.options()}
     decode_kernel[(spec.num_kv_heads, num_rows, parts)](
         output,
         query,
@@ -159,6 +160,7 @@ def launch_decode(
             CHUNK=chunk,
             WINDOW=spec.sliding_window,
             num_warps=4,
+            **early.options(),
         )
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tenon_platforms.batch import RowColumn, SamplingBatch
 
+from . import early
+from .early import trigger, wait
 from .noise import LARGEST_NOISE, gumbel, threefry
 from .scores import COUNT_SLOT, TEMPERATURE, arguments, edited, heat, number, whole
 
@@ -43,7 +45,7 @@ def _finish(tokens, counts, row_params, row, token, vocab, COUNT: tl.constexpr):
         tl.atomic_add(counts + (slot * 2 + 1) * vocab + token, 1)
 
 
-@triton.jit(do_not_specialize=["share"])
+@triton.jit
 def _best(
     logits,
     row_params,
@@ -67,12 +69,15 @@ def _best(
     NOISE: tl.constexpr,
     FILTERS: tl.constexpr,
     PAIRS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin = split * share
+    begin = tl.multiple_of(split * share, 2 * PAIRS)  # whole tiles: wide loads
     end = tl.minimum(begin + share, vocab)
     pair = tl.arange(0, PAIRS)
-    both = tl.arange(0, 2)
+    place = tl.arange(0, 2 * PAIRS)
     best = tl.full([PAIRS], float("-inf"), tl.float32)
     best_id = tl.zeros([PAIRS], tl.int32) + begin
     bar = float("-inf")
@@ -86,7 +91,7 @@ def _best(
         least, last = tl.load(cut + row), tl.load(cut_id + row)
     for start in range(begin, end, 2 * PAIRS):
         first = start + 2 * pair
-        ids = first[:, None] + both[None, :]
+        ids = start + place
         found = edited(
             logits,
             row_params,
@@ -108,7 +113,7 @@ def _best(
             found = tl.div_rn(found, divisor + tl.zeros_like(found))
         if FILTERS:
             found = tl.where((found > least) | ((found == least) & (ids <= last)), found, float("-inf"))
-        even, odd = tl.split(found)
+        even, odd = tl.split(tl.reshape(found, [PAIRS, 2]))
         if NOISE:
             if draws:
                 most = tl.max(tl.maximum(even, odd), axis=0)
@@ -132,8 +137,19 @@ def _best(
 
 @triton.jit
 def _best_split(
-    values, ids, tokens, counts, row_params, vocab, SPLITS: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr
+    values,
+    ids,
+    tokens,
+    counts,
+    row_params,
+    vocab,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COUNT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, WIDTH)
     inside = split < SPLITS
@@ -179,6 +195,7 @@ def choose(logits: Tensor, batch: SamplingBatch, cut: tuple[Tensor, Tensor] | No
         FILTERS=cut is not None,
         PAIRS=PAIRS,
         num_warps=4,
+        **early.options(),
     )
     if splits > 1:
         _best_split[(rows,)](
@@ -192,5 +209,6 @@ def choose(logits: Tensor, batch: SamplingBatch, cut: tuple[Tensor, Tensor] | No
             WIDTH=triton.next_power_of_2(splits),
             COUNT=batch.mode.penalties,
             num_warps=1,
+            **early.options(),
         )
     return tokens

@@ -1,6 +1,6 @@
 """Rows as float8_e4m3fn with one float32 scale a row: what FP8 linears multiply.
 
-    scale = max(|row|) / 448 (1 for a row of zeros);   q = round(row / scale);   row ~ q * scale
+    scale = max(max(|row|) / 448, 1e-37) (1 for a row of zeros);   q = round(row / scale);   row ~ q * scale
 
 448 is the type's largest finite value; it has no infinity. Dynamic: no calibration, every token has its own scale.
 Source: Micikevicius et al. 2022, arXiv 2209.05433. Fused into the norm and the gated activation; alone in `quantize`.
@@ -15,8 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import early
+from .early import trigger, wait
+
 FP8_MAX = 448.0
 LARGEST: tl.constexpr = tl.constexpr(FP8_MAX)
+LEAST_SCALE: tl.constexpr = tl.constexpr(1e-37)  # whose inverse is a number
 
 
 class Float8Rows(NamedTuple):
@@ -29,31 +33,43 @@ class Float8Rows(NamedTuple):
 @triton.jit
 def row_scale(largest):
     """The scale of a row whose greatest magnitude is `largest`, float32."""
-    return tl.where(largest > 0, largest / LARGEST, 1.0)
+    return tl.where(largest > 0, tl.maximum(largest / LARGEST, LEAST_SCALE), 1.0)
 
 
 @triton.jit
 def to_float8(values, scale):
-    """float32 values as float8 of `scale`; clamped, since rounding of the quotient may pass the largest value."""
-    scaled = tl.minimum(tl.maximum(values / scale, -LARGEST), LARGEST)
+    """float32 values as float8 of `scale`; clamped, since rounding of the quotient may pass the largest value.
+
+    One division a row: with one an element, many rows would wait for arithmetic and not for memory.
+    """
+    scaled = tl.minimum(tl.maximum(values * (1.0 / scale), -LARGEST), LARGEST)
     return scaled.to(tl.float8e4nv)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
-def _quantize_rows(x, values, scale, width, x_stride, BLOCK: tl.constexpr):
+@triton.jit
+def _quantize_rows(x, values, scale, width, x_stride, WHOLE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    largest = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, width, BLOCK):
-        inside = start + columns < width
-        held = tl.load(x + row * x_stride + start + columns, mask=inside, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(held))
-    unit = row_scale(tl.max(largest, axis=0))
-    tl.store(scale + row, unit)
-    for start in range(0, width, BLOCK):
-        inside = start + columns < width
-        held = tl.load(x + row * x_stride + start + columns, mask=inside, other=0.0).to(tl.float32)
-        tl.store(values + row * width + start + columns, to_float8(held, unit), mask=inside)
+    if WHOLE:
+        inside = columns < width
+        held = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        unit = row_scale(tl.max(tl.abs(held), axis=0))
+        tl.store(scale + row, unit)
+        tl.store(values + row * width + columns, to_float8(held, unit), mask=inside)
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            inside = start + columns < width
+            held = tl.load(x + row * x_stride + start + columns, mask=inside, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(held))
+        unit = row_scale(tl.max(largest, axis=0))
+        tl.store(scale + row, unit)
+        for start in range(0, width, BLOCK):
+            inside = start + columns < width
+            held = tl.load(x + row * x_stride + start + columns, mask=inside, other=0.0).to(tl.float32)
+            tl.store(values + row * width + start + columns, to_float8(held, unit), mask=inside)
 
 
 def empty_rows(rows: int, width: int, like: Tensor) -> Float8Rows:
@@ -69,7 +85,15 @@ def quantize(x: Tensor) -> Float8Rows:
     if rows:
         block = min(triton.next_power_of_2(width), 4096)
         _quantize_rows[(rows,)](
-            x, found.values, found.scale, width, x.stride(0), BLOCK=block, num_warps=warps_of(block)
+            x,
+            found.values,
+            found.scale,
+            width,
+            x.stride(0),
+            WHOLE=width <= block,
+            BLOCK=block,
+            num_warps=warps_of(block),
+            **early.options(),
         )
     return found
 

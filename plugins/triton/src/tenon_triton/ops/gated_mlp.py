@@ -13,9 +13,10 @@ from tenon_platforms.torch_dtypes import to_torch
 
 from . import mlp
 from .float8 import Float8Rows
-from .gemv import MOST_TOKENS, gemv
+from .gemv import gemv
 from .linear import LinearPolicy, Weight, multiply
 from .linear_table import Gemv
+from .tiles import tiles
 
 Prepared = tuple[Weight, Weight]
 
@@ -39,13 +40,12 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy) -> Kernel | No:
         inner: Tensor | Float8Rows
         pair = None if isinstance(x, Float8Rows) else policy.pairs(x.shape[0], gate_up)
         if pair is not None and isinstance(x, Tensor):
-            inner = gemv(x.contiguous(), gate_up.weight, pair, scale=gate_up.scale, bias=gate_up.bias, activation=kind)
+            by = gemv if isinstance(pair, Gemv) else tiles
+            inner = by(x.contiguous(), gate_up.weight, pair, scale=gate_up.scale, bias=gate_up.bias, activation=kind)
         else:
             wide = multiply(x, gate_up, policy, dtype)
-            tokens = wide.shape[0]
-            widens = tokens <= MOST_TOKENS and isinstance(policy.way(tokens, down), Gemv)
-            quantizes = down.scale is not None and not widens
-            inner = mlp.multiply_float8(wide, kind) if quantizes else mlp.multiply(wide, kind)
+            keeps = policy.keeps(wide.shape[0], down)
+            inner = mlp.multiply(wide, kind) if keeps else mlp.multiply_float8(wide, kind)
         return multiply(inner, down, policy, dtype)
 
     return Kernel(

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import early
+from .early import trigger, wait
 from .linear_table import Gemv
 from .mlp import gated
 
@@ -24,7 +26,21 @@ def _block(pointers, inside, EVEN: tl.constexpr):
         held = tl.load(pointers)
     else:
         held = tl.load(pointers, mask=inside, other=0.0)
-    return held.to(tl.float32)
+    return held
+
+
+@triton.jit
+def _add(held, x, place, inside, x_stride, sums0, sums1, sums2, sums3, M: tl.constexpr, EVEN: tl.constexpr):
+    """One block of the weight's rows times M rows of x, on top of the sums."""
+    held = held.to(tl.float32)
+    sums0 += held * _block(x + place[None, :], inside[None, :], EVEN).to(tl.float32)
+    if M > 1:
+        sums1 += held * _block(x + x_stride + place[None, :], inside[None, :], EVEN).to(tl.float32)
+    if M > 2:
+        sums2 += held * _block(x + 2 * x_stride + place[None, :], inside[None, :], EVEN).to(tl.float32)
+    if M > 3:
+        sums3 += held * _block(x + 3 * x_stride + place[None, :], inside[None, :], EVEN).to(tl.float32)
+    return sums0, sums1, sums2, sums3
 
 
 @triton.jit
@@ -39,26 +55,27 @@ def _dots(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Rows [first, first + ROWS) of the weight times M rows of x: four float32 [ROWS], those past M zero.
 
     A sum of its own for every row of x, in the weight's layout, so that no value moves between threads before the end.
+    The first block of the weight is read before x is complete.
     """
     row = tl.minimum(first + tl.arange(0, ROWS), out_features - 1).to(tl.int64)
     column = tl.arange(0, BLOCK)
+    lines = weight + row[:, None] * in_features + column[None, :]
     sums0 = tl.zeros([ROWS, BLOCK], tl.float32)
     sums1, sums2, sums3 = sums0, sums0, sums0
-    for start in range(0, in_features, BLOCK):
+    inside = column < in_features
+    held = _block(lines, inside[None, :], EVEN)
+    wait(EARLY)
+    sums0, sums1, sums2, sums3 = _add(held, x, column, inside, x_stride, sums0, sums1, sums2, sums3, M, EVEN)
+    for start in range(BLOCK, in_features, BLOCK):
         place = start + column
         inside = place < in_features
-        held = _block(weight + row[:, None] * in_features + place[None, :], inside[None, :], EVEN)
-        sums0 += held * _block(x + place[None, :], inside[None, :], EVEN)
-        if M > 1:
-            sums1 += held * _block(x + x_stride + place[None, :], inside[None, :], EVEN)
-        if M > 2:
-            sums2 += held * _block(x + 2 * x_stride + place[None, :], inside[None, :], EVEN)
-        if M > 3:
-            sums3 += held * _block(x + 3 * x_stride + place[None, :], inside[None, :], EVEN)
+        held = _block(lines + start, inside[None, :], EVEN)
+        sums0, sums1, sums2, sums3 = _add(held, x, place, inside, x_stride, sums0, sums1, sums2, sums3, M, EVEN)
     return tl.sum(sums0, axis=1), tl.sum(sums1, axis=1), tl.sum(sums2, axis=1), tl.sum(sums3, axis=1)
 
 
@@ -82,7 +99,7 @@ def _store(y, token: tl.constexpr, found, up, scale, bias, row, out_features, PA
     tl.store(y + token * out_features + row, found.to(dtype), mask=there)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _gemv(
     x,
     weight,
@@ -98,14 +115,16 @@ def _gemv(
     EVEN: tl.constexpr,
     PAIRED: tl.constexpr,
     KIND: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
-    a0, a1, a2, a3 = _dots(x, weight, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN)
+    a0, a1, a2, a3 = _dots(x, weight, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, EARLY)
     b0, b1, b2, b3 = a0, a1, a2, a3
     if PAIRED:
         second = weight + tl.cast(out_features, tl.int64) * in_features
-        b0, b1, b2, b3 = _dots(x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN)
+        b0, b1, b2, b3 = _dots(x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, EARLY)
     _store(y, 0, a0, b0, scale, bias, row, out_features, PAIRED, KIND)
     if M > 1:
         _store(y, 1, a1, b1, scale, bias, row, out_features, PAIRED, KIND)
@@ -148,5 +167,6 @@ def gemv(
         PAIRED=activation is not None,
         KIND=activation or "",
         num_warps=config.warps,
+        **early.options(),
     )
     return y

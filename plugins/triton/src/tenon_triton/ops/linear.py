@@ -91,11 +91,22 @@ class LinearPolicy:
         out_features, in_features = weight.weight.shape
         return table.way(tokens, out_features, in_features)
 
-    def pairs(self, tokens: int, weight: Weight) -> Gemv | None:
+    def keeps(self, tokens: int, weight: Weight) -> bool:
+        """Whether activations are multiplied by a prepared weight in their own type, not quantized."""
+        way = self.way(tokens, weight)
+        if weight.scale is None or (isinstance(way, Tiles) and way.widens):
+            return True
+        return isinstance(way, Gemv) and tokens <= MOST_TOKENS
+
+    def pairs(self, tokens: int, weight: Weight) -> Gemv | Tiles | None:
         """The way in which a gated MLP's first product ends with the activation, where it does for so few tokens."""
         table = self.table if weight.scale is None else self.float8_table
         way = self.way(tokens, weight)
-        return way if isinstance(way, Gemv) and 0 < tokens <= min(table.pair_tokens, MOST_TOKENS) else None
+        if not 0 < tokens <= table.pair_tokens or not self.keeps(tokens, weight):
+            return None
+        if isinstance(way, Gemv):
+            return way if tokens <= MOST_TOKENS else None
+        return way if isinstance(way, Tiles) and way.splits == 1 else None
 
 
 def multiply(x: Tensor | Float8Rows, weight: Weight, policy: LinearPolicy, dtype: torch.dtype) -> Tensor:
@@ -109,9 +120,9 @@ def multiply(x: Tensor | Float8Rows, weight: Weight, policy: LinearPolicy, dtype
         x = x if x.stride(1) == 1 else x.contiguous()
         if isinstance(way, Gemv) and tokens <= MOST_TOKENS:
             return gemv(x, weight.weight, way, scale=weight.scale, bias=weight.bias)
+        if isinstance(way, Tiles) and policy.keeps(tokens, weight):
+            return tiles(x, weight.weight, way, scale=weight.scale, bias=weight.bias)
         if weight.scale is None:
-            if isinstance(way, Tiles):
-                return tiles(x, weight.weight, way, bias=weight.bias)
             return linear(x, weight.weight, weight.bias)
         x = quantize(x)
     assert weight.scale is not None, "quantized activations meet a quantized weight only"

@@ -25,7 +25,10 @@ class Gemv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """`tiles.py`. m, n, k: the tile; splits: programs that share one tile's sum; swap: the weight is the left side."""
+    """`tiles.py`. m, n, k: the tile; splits: programs that share one tile's sum; swap: the weight is the left side.
+
+    widens: an FP8 weight is widened to the activations' type, which are not quantized then.
+    """
 
     m: int = 16
     n: int = 64
@@ -34,6 +37,7 @@ class Tiles:
     warps: int = 4
     stages: int = 4
     swap: bool = False
+    widens: bool = False
 
 
 Way = Library | Gemv | Tiles
@@ -52,7 +56,7 @@ class Rule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTable:
     """Rules in order of preference. pair_tokens: up to so many tokens a gated MLP's first product ends with the
-    activation (its way must be a `Gemv`).
+    activation (its way must be a `Gemv`, or `Tiles` whose sums are not split).
     """
 
     rules: tuple[Rule, ...] = ()

@@ -13,6 +13,8 @@ from torch import Tensor
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec
 
+from . import early
+from .early import trigger, wait
 from .float8 import Float8Rows, empty_rows, row_scale, to_float8, warps_of
 
 BLOCK = 1024
@@ -41,8 +43,10 @@ def gated(gate, up, DTYPE: tl.constexpr, KIND: tl.constexpr):
     return (activate(gate, KIND).to(DTYPE).to(tl.float32) * up).to(DTYPE).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
-def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit
+def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < features
@@ -52,10 +56,20 @@ def _activation_mul(x, y, features, x_stride, KIND: tl.constexpr, BLOCK: tl.cons
     tl.store(y + row * features + columns, gated(gate, up, dtype, KIND).to(dtype), mask=inside)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _activation_mul_float8(
-    x, values, scale, features, x_stride, KIND: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    values,
+    scale,
+    features,
+    x_stride,
+    KIND: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     dtype = x.dtype.element_ty
@@ -63,10 +77,10 @@ def _activation_mul_float8(
         inside = columns < features
         gate = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x + row * x_stride + features + columns, mask=inside, other=0.0).to(tl.float32)
-        found = gated(gate, up, dtype, KIND)
-        unit = row_scale(tl.max(tl.abs(found), axis=0))
-        tl.store(values + row * features + columns, to_float8(found, unit), mask=inside)
+        found = gated(gate, up, dtype, KIND).to(dtype)  # half the registers until the row's scale is known
+        unit = row_scale(tl.max(tl.abs(found.to(tl.float32)), axis=0))
         tl.store(scale + row, unit)
+        tl.store(values + row * features + columns, to_float8(found.to(tl.float32), unit), mask=inside)
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, features, BLOCK):
@@ -105,7 +119,7 @@ def multiply(x: Tensor, kind: str) -> Tensor:
     if tokens:
         block = min(triton.next_power_of_2(features), BLOCK)
         grid = (tokens, triton.cdiv(features, block))
-        _activation_mul[grid](x, y, features, x.stride(0), KIND=kind, BLOCK=block, num_warps=4)
+        _activation_mul[grid](x, y, features, x.stride(0), KIND=kind, BLOCK=block, num_warps=4, **early.options())
     return y
 
 
@@ -125,5 +139,6 @@ def multiply_float8(x: Tensor, kind: str) -> Float8Rows:
             WHOLE=features <= block,
             BLOCK=block,
             num_warps=warps_of(block),
+            **early.options(),
         )
     return found

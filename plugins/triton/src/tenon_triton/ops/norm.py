@@ -17,6 +17,8 @@ from torch import Tensor
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 
+from . import early
+from .early import trigger, wait
 from .float8 import Float8Rows, empty_rows, row_scale, to_float8, warps_of
 
 WIDEST_BLOCK = 16384
@@ -33,7 +35,7 @@ def _normalized(total, inverse, weight, DTYPE: tl.constexpr, OFFSET: tl.constexp
     return found.to(DTYPE).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["x_stride", "residual_stride"])
+@triton.jit
 def _norm_rows(
     x,
     residual,
@@ -50,12 +52,16 @@ def _norm_rows(
     QUANTIZE: tl.constexpr,
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     dtype = x.dtype.element_ty
     if WHOLE:
         inside = columns < hidden
+        gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        wait(EARLY)
         held = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
         if ADD:
             more = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
@@ -63,7 +69,6 @@ def _norm_rows(
             tl.store(total + row * hidden + columns, rounded, mask=inside)
             held = rounded.to(tl.float32)
         inverse = tl.rsqrt(tl.sum(held * held, axis=0) / hidden + eps)
-        gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
         found = _normalized(held, inverse, gain, dtype, OFFSET)
         if QUANTIZE:
             unit = row_scale(tl.max(tl.abs(found), axis=0))
@@ -72,6 +77,7 @@ def _norm_rows(
         else:
             tl.store(y + row * hidden + columns, found.to(dtype), mask=inside)
     else:
+        wait(EARLY)
         squares = tl.zeros([BLOCK], tl.float32)
         for start in range(0, hidden, BLOCK):
             inside = start + columns < hidden
@@ -132,6 +138,7 @@ def _launch(
         WHOLE=hidden <= block,
         BLOCK=block,
         num_warps=warps_of(block),
+        **early.options(),
     )
 
 

@@ -16,6 +16,8 @@ from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 
 from ..attention.kv_cache import LAYOUT_ID
+from . import early
+from .early import trigger, wait
 
 HEADS = 8  # of one program: enough bytes for one warp a head row
 
@@ -93,7 +95,7 @@ def _put(
     )
 
 
-@triton.jit(do_not_specialize=["qkv_stride"])
+@triton.jit
 def _rope_kv(
     qkv,
     positions,
@@ -118,7 +120,10 @@ def _rope_kv(
     K_OFFSET: tl.constexpr,
     CLAMP: tl.constexpr,
     HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     held = head < NUM_HEADS + 2 * NUM_KV_HEADS
@@ -225,6 +230,7 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec) -> Kernel | No:
             CLAMP=torch.finfo(cache.dtype).max if cache.dtype.itemsize == 1 else 0.0,
             HEADS=HEADS,
             num_warps=4,
+            **early.options(),
         )
         return query
 

@@ -11,6 +11,9 @@ from tenon_platforms.batch import RowState, StepInputs
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 
+from . import early
+from .early import trigger, wait
+
 BLOCK = 128
 
 
@@ -31,7 +34,10 @@ def _prepare_inputs(
     BLOCK_SIZES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
+    wait(EARLY)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens
     row = tl.load(rows + tl.load(token_rows + token, mask=inside, other=0), mask=inside, other=0)
@@ -98,6 +104,7 @@ def prepare_inputs(spec: PrepareInputsSpec) -> Kernel | No:
                 NUM_GROUPS=len(sizes),
                 BLOCK=BLOCK,
                 num_warps=4,
+                **early.options(),
             )
         return token_ids, slots.unbind(0)
 

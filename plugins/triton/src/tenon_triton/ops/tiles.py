@@ -2,7 +2,9 @@
 
 Split sums are kept in float32 and added by whichever program of a tile arrives last, always in the order of the
 splits: deterministic, in one launch. Its counters return to zero, so that one buffer serves every launch of a queue.
-Swapped, the weight is the left side of the product: 64 rows and more, as large matrix units want.
+Swapped, the weight is the left side of the product: 64 rows and more, as large matrix units want. FP8 weights meet FP8
+activations as they are, or are widened to the activations' type on the way. Paired: the weight is gate over up, a
+program owns the same columns of both and ends with activation(gate) * up.
 """
 
 from __future__ import annotations
@@ -14,12 +16,58 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import early
+from .early import fetch, trigger, wait
 from .linear_table import Tiles
+from .mlp import gated
 
 MOST_COUNTERS = 1 << 16
+LINE = 128  # bytes of a cache line
+AHEAD: tl.constexpr = tl.constexpr(2)  # tiles of the weight that are fetched before x is complete
 
 
-@triton.jit(do_not_specialize=["tokens", "x_stride"])
+# e4m3 is bfloat16 without its upper exponent bits: moved to their places, four bytes are four numbers 2^120 too small
+FROM_E4M3: tl.constexpr = tl.constexpr("""
+{
+    .reg .b32 low, high, scale;
+    mov.b32 scale, 0x7b807b80;
+    prmt.b32 low, $2, 0, 0x1404;
+    prmt.b32 high, $2, 0, 0x3424;
+    shr.b32 $0, low, 4;
+    shr.b32 $1, high, 4;
+    and.b32 $0, $0, 0x07f007f0;
+    and.b32 $1, $1, 0x07f007f0;
+    lop3.b32 low, low, 0x80008000, $0, 0xea;
+    lop3.b32 high, high, 0x80008000, $1, 0xea;
+    mul.bf16x2 $0, low, scale;
+    mul.bf16x2 $1, high, scale;
+}
+""")
+
+
+@triton.jit
+def _rows_of(weight, w_row, place, in_features, DTYPE: tl.constexpr, EVEN: tl.constexpr, UNPACK: tl.constexpr):
+    """A tile [N, K] of the weight in the type it is multiplied in. UNPACK: FP8 to bfloat16 four at a time."""
+    if EVEN:
+        held = tl.load(weight + w_row[:, None] + place[None, :])
+    else:
+        held = tl.load(weight + w_row[:, None] + place[None, :], mask=(place < in_features)[None, :], other=0.0)
+    if UNPACK:  # the device's own conversions take the way through float16, at a fraction of the memory's speed
+        held = held.to(tl.uint8, bitcast=True)
+        held = tl.inline_asm_elementwise(FROM_E4M3, "=&r,=&r,r", [held], dtype=tl.bfloat16, is_pure=True, pack=4)
+    return held.to(DTYPE)
+
+
+@triton.jit
+def _product(taken, held, sums, SWAP: tl.constexpr, PRECISION: tl.constexpr):
+    if SWAP:
+        sums = tl.dot(held, tl.trans(taken), sums, input_precision=PRECISION)
+    else:
+        sums = tl.dot(taken, tl.trans(held), sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit(do_not_specialize=["tokens"])
 def _tiles(
     x,
     weight,
@@ -40,7 +88,13 @@ def _tiles(
     EVEN: tl.constexpr,
     SWAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    PAIRED: tl.constexpr,
+    KIND: tl.constexpr,
+    LINES: tl.constexpr,
+    UNPACK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    trigger(EARLY)
     column_tile, row_tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = row_tile * M + tl.arange(0, M)
     column = column_tile * N + tl.arange(0, N)
@@ -52,28 +106,42 @@ def _tiles(
     end = tl.minimum(begin + share, in_features)
     x_row = tl.where(known, token, 0).to(tl.int64) * x_stride
     w_row = tl.where(there, column, 0).to(tl.int64) * in_features
+    second = weight
+    if PAIRED:
+        second = weight + tl.cast(out_features, tl.int64) * in_features
+    ahead = begin + tl.arange(0, AHEAD * LINES) * (K // LINES)
+    ahead = tl.minimum(ahead, in_features - 1)
+    fetch(weight + w_row[:, None] + ahead[None, :], EARLY)
+    if PAIRED:
+        fetch(second + w_row[:, None] + ahead[None, :], EARLY)
+    wait(EARLY)
     if SWAP:
         sums = tl.zeros([N, M], tl.float32)
     else:
         sums = tl.zeros([M, N], tl.float32)
+    others = sums
     for start in range(begin, end, K):
         place = start + depth
         if EVEN:
             taken = tl.load(x + x_row[:, None] + place[None, :])  # [M, K]; rows past the last repeat row 0
-            held = tl.load(weight + w_row[:, None] + place[None, :])  # [N, K]
         else:
-            inside = (place < in_features)[None, :]
-            taken = tl.load(x + x_row[:, None] + place[None, :], mask=inside, other=0.0)
-            held = tl.load(weight + w_row[:, None] + place[None, :], mask=inside, other=0.0)
-        if SWAP:
-            sums = tl.dot(held, tl.trans(taken), sums, input_precision=PRECISION)
-        else:
-            sums = tl.dot(taken, tl.trans(held), sums, input_precision=PRECISION)
+            taken = tl.load(x + x_row[:, None] + place[None, :], mask=(place < in_features)[None, :], other=0.0)
+        held = _rows_of(weight, w_row, place, in_features, taken.dtype, EVEN, UNPACK)
+        sums = _product(taken, held, sums, SWAP, PRECISION)
+        if PAIRED:
+            held = _rows_of(second, w_row, place, in_features, taken.dtype, EVEN, UNPACK)
+            others = _product(taken, held, others, SWAP, PRECISION)
     if SWAP:
-        sums = tl.trans(sums)
+        sums, others = tl.trans(sums), tl.trans(others)
     target = token.to(tl.int64)[:, None] * out_features + column[None, :]
     mask = known[:, None] & there[None, :]
-    if SPLITS > 1:
+    if PAIRED:
+        dtype = y.dtype.element_ty
+        up = out_features + column
+        sums = _scaled(sums, x_scale, scale, bias, token, column, known, there).to(dtype).to(tl.float32)
+        others = _scaled(others, x_scale, scale, bias, token, up, known, there).to(dtype).to(tl.float32)
+        tl.store(y + target, gated(sums, others, dtype, KIND).to(dtype), mask=mask)
+    elif SPLITS > 1:
         size = tokens.to(tl.int64) * out_features
         tl.store(parts + split * size + target, sums, mask=mask)
         tl.debug_barrier()  # all threads' parts are written before the program says so
@@ -84,20 +152,23 @@ def _tiles(
             for part in tl.static_range(SPLITS):
                 sums += tl.load(parts + part * size + target, mask=mask, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
-            _finish(sums, x_scale, scale, bias, y, token, column, known, there, target, mask)
+            found = _scaled(sums, x_scale, scale, bias, token, column, known, there)
+            tl.store(y + target, found.to(y.dtype.element_ty), mask=mask)
     else:
-        _finish(sums, x_scale, scale, bias, y, token, column, known, there, target, mask)
+        found = _scaled(sums, x_scale, scale, bias, token, column, known, there)
+        tl.store(y + target, found.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _finish(sums, x_scale, scale, bias, y, token, column, known, there, target, mask):
+def _scaled(sums, x_scale, scale, bias, token, column, known, there):
+    """sums [M, N] times both scales, plus the bias."""
     if x_scale is not None:
         sums *= tl.load(x_scale + token, mask=known, other=0.0)[:, None]
     if scale is not None:
         sums *= tl.load(scale + column, mask=there, other=0.0)[None, :]
     if bias is not None:
         sums += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[None, :]
-    tl.store(y + target, sums.to(y.dtype.element_ty), mask=mask)
+    return sums
 
 
 @cache
@@ -115,13 +186,16 @@ def tiles(
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    activation: str | None = None,
 ) -> Tensor:
     """y [tokens, out] of x [tokens, in] and weight [out, in], in `dtype` (x's unless said).
 
-    x_scale: float32 [tokens], scale: float32 [out], of FP8 operands, which are multiplied as they are.
+    x_scale: float32 [tokens], of FP8 activations. scale: float32 [out], of an FP8 weight, which is multiplied in x's
+    type. activation: the weight is gate over up, and y [tokens, out / 2] = activation(gate) * up; sums are not split.
     """
     tokens, in_features = x.shape
-    out_features = weight.shape[0]
+    out_features = weight.shape[0] // (2 if activation else 1)
+    assert activation is None or config.splits == 1, "a split sum has no end to activate at"
     y = torch.empty((tokens, out_features), dtype=dtype or x.dtype, device=x.device)
     grid = (triton.cdiv(out_features, config.n), triton.cdiv(tokens, config.m), config.splits)
     parts = counters = None
@@ -149,7 +223,12 @@ def tiles(
         EVEN=in_features % config.k == 0,
         SWAP=config.swap,
         PRECISION="ieee" if x.dtype == torch.float32 else None,
+        PAIRED=activation is not None,
+        KIND=activation or "",
+        UNPACK=weight.itemsize == 1 and x.dtype == torch.bfloat16 and early.is_supported(),
+        LINES=max(1, config.k * weight.element_size() // LINE),
         num_warps=config.warps,
         num_stages=config.stages,
+        **early.options(),
     )
     return y

@@ -1,0 +1,92 @@
+"""Anthropic's Messages: an answer whole or as events, and the count of a prompt's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tenon_platforms.errors import RequestError
+
+from ..answers import Head, json_response, new_label
+from ..body import read_object
+from ..chat import begin, encoded
+from ..openai.response_fields import renamed
+from ..protocol import parse
+from ..services import Services, unless_gone
+from ..sse import stream_response
+from ..tool_use import reading_of
+from .message_events import error_event, events, with_pings
+from .message_fields import NAMES, NOT_YET, CountFields, as_chat, parsed
+from .message_run import MessageRun
+
+PING_SECONDS = 10.0  # of silence
+
+
+def create(services: Services) -> Any:
+    """POST /v1/messages."""
+
+    async def post_messages(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields, further = parsed(body)
+        head = Head(id=f"msg_{new_label()}", object="message", model=services.check_model(fields.model))
+        with names_of_this_api():
+            chat = as_chat(fields, further, template_variables(services))
+            run = MessageRun(call=await begin(request, services, chat, head, is_clamped=True), limit=fields.max_tokens)
+            if not fields.stream:
+                await unless_gone(request, run.finish())
+                return json_response(run.message())
+            return await streamed(request, run)
+
+    return post_messages
+
+
+async def streamed(request: Request, run: MessageRun) -> Response:
+    """The answer as it comes. Refusals of the engine still have their own status."""
+    try:
+        await unless_gone(request, run.call.work.first_news())
+    except BaseException:
+        run.call.work.abort()
+        raise
+    source = with_pings(events(run, run.call.services.config.stream_interval), PING_SECONDS)
+    return stream_response(source, run.call.head.headers(request), tell=error_event, end=b"")
+
+
+def count(services: Services) -> Any:
+    """POST /v1/messages/count_tokens."""
+
+    async def post_count(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields = parse(CountFields, body, NOT_YET)
+        services.check_model(fields.model)
+        _, conversation = services.ready_tokenizer()
+        with names_of_this_api():
+            chat = as_chat(fields, {}, template_variables(services))
+            reading = reading_of(chat, services.parsers, lets_choose=config.enable_auto_tool_choice)
+            _, ids = await unless_gone(request, encoded(chat, conversation, reading.tools))
+        return json_response({"input_tokens": len(ids)})
+
+    return post_count
+
+
+def template_variables(services: Services) -> frozenset[str]:
+    """What the chat template takes. Raises 503 before it is there."""
+    template = services.ready_tokenizer()[1].template
+    return frozenset() if template is None else template.check()
+
+
+@contextmanager
+def names_of_this_api() -> Iterator[None]:
+    """Errors about the chat request's fields name this API's."""
+    try:
+        yield
+    except RequestError as error:
+        name = NAMES.get(error.param or "")
+        if name is None:
+            raise
+        raise renamed(error, error.param or "", name) from None

@@ -1,0 +1,221 @@
+"""OpenAI's Responses: made, asked for again, cancelled, deleted, listed by their input items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tenon_platforms.errors import RequestError, TenonError
+
+from ..answers import Head, json_response, new_label
+from ..body import read_object
+from ..chat import begin
+from ..errors import HttpError
+from ..services import Services, unless_gone
+from ..sse import stream_response
+from .response_events import error_event, events
+from .response_fields import ResponseFields, as_chat, names_of_this_api, parsed
+from .response_items import checked_items, refusal
+from .response_run import Run, conversation_of
+from .response_store import Item, Stored
+
+LIMIT, MOST = 20, 100  # items of a page
+
+
+def create(services: Services) -> Any:
+    """POST /v1/responses."""
+
+    async def post_responses(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        fields, further = parsed(body)
+        run = await started(request, services, fields, further)
+        if fields.stream:
+            return await streamed(request, run)
+        if fields.background:
+            services.keep(asyncio.get_running_loop().create_task(in_background(run)))
+        else:
+            await unless_gone(request, run.finish())
+        return json_response(run.response())
+
+    return post_responses
+
+
+async def started(request: Request, services: Services, fields: ResponseFields, further: Mapping[str, Any]) -> Run:
+    """The response, submitted. Raises `RequestError` with this API's names."""
+    store, owner = services.responses, owner_of(request)
+    if fields.background and fields.store is False:
+        raise RequestError("a response in the background must be stored: leave store out", param="store")
+    if (fields.store or fields.background) and not store.is_on:
+        raise RequestError("this server stores no responses (--max-stored-responses 0)", param="store")
+    if fields.background:
+        store.check_room(owner)
+    earlier = history(services, owner, fields.previous_response_id)
+    items = [resolved(services, owner, one) for one in checked_items(fields.input if fields.input is not None else [])]
+    head = Head(id=f"resp_{new_label()}{new_label()}", object="response", model=services.check_model(fields.model))
+    with names_of_this_api():
+        conversation = [msgspec.json.decode(data) for _, data in earlier] + items
+        chat = await begin(request, services, as_chat(fields, further, conversation), head)
+    run = Run(
+        id=head.id,
+        owner=owner,
+        fields=fields,
+        chat=chat,
+        store=store,
+        conversation=conversation_of(earlier, items),
+        is_stored=store.is_on and fields.store is not False,
+    )
+    run.begin_storing()
+    if fields.background and not run.is_stored:
+        chat.work.abort()
+        raise RequestError("the conversation is larger than what this server stores of one key", param="input")
+    return run
+
+
+def history(services: Services, owner: str, identity: str | None) -> tuple[Item, ...]:
+    """The items of an earlier response of this key's, its output among them."""
+    if identity is None:
+        return ()
+    earlier = services.responses.get(owner, identity)
+    if earlier is None:
+        raise HttpError(
+            404,
+            f"there is no response {identity!r:.200}: it was not stored, or was forgotten as others came; send the"
+            " conversation itself",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if not earlier.is_complete:
+        raise RequestError(f"response {identity!r:.200} has not ended, or failed", param="previous_response_id")
+    return earlier.items
+
+
+def resolved(services: Services, owner: str, item: dict[str, Any]) -> dict[str, Any]:
+    """The item that a reference means."""
+    if item["type"] != "item_reference":
+        return item
+    found = services.responses.item(owner, item["id"])
+    if found is None:
+        raise refusal(f"input refers to item {item['id']!r:.80}, which no stored response has: send the item itself")
+    return found
+
+
+async def streamed(request: Request, run: Run) -> Response:
+    """The answer as it comes. Refusals of the engine still have their own status."""
+    try:
+        await unless_gone(request, run.chat.work.first_news())
+    except BaseException:
+        run.chat.work.abort()
+        run.store.remove(run.owner, run.id)
+        raise
+    interval = run.chat.services.config.stream_interval
+    return stream_response(events(run, interval), run.chat.head.headers(request), tell=error_event, end=b"")
+
+
+async def in_background(run: Run) -> None:
+    """Run to the end; the response itself tells what went wrong."""
+    try:
+        await run.finish()
+    except TenonError:
+        return
+
+
+def owner_of(request: Request) -> str:
+    """Whose responses it may see: those of its key."""
+    owner: str = request.scope.get("tenon.owner", "")
+    return owner
+
+
+def found(services: Services, request: Request) -> Stored:
+    """The response that the path names. Raises 404, also for another key's."""
+    identity = request.path_params["identity"]
+    entry = services.responses.get(owner_of(request), identity)
+    if entry is None:
+        raise not_found(identity)
+    return entry
+
+
+def not_found(identity: str) -> HttpError:
+    """404."""
+    return HttpError(404, f"there is no response {identity!r:.200} of this key", param="response_id")
+
+
+def retrieve(services: Services) -> Any:
+    """GET /v1/responses/ID."""
+
+    async def get_response(request: Request) -> Response:
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise RequestError("a stored response cannot be streamed again: leave stream out", param="stream")
+        entry = found(services, request)
+        return json_response(entry.response()) if entry.live is not None else raw(entry.body)
+
+    return get_response
+
+
+def raw(body: bytes) -> Response:
+    """JSON that is there already."""
+    return Response(body, media_type="application/json")
+
+
+def cancel(services: Services) -> Any:
+    """POST /v1/responses/ID/cancel."""
+
+    async def post_cancel(request: Request) -> Response:
+        entry = found(services, request)
+        if entry.live is None:
+            raise HttpError(400, f"response {entry.id!r} has ended: there is nothing to cancel", param="response_id")
+        entry.live.cancel()
+        return json_response(entry.live.response())
+
+    return post_cancel
+
+
+def delete(services: Services) -> Any:
+    """DELETE /v1/responses/ID."""
+
+    async def delete_response(request: Request) -> Response:
+        entry = services.responses.remove(owner_of(request), request.path_params["identity"])
+        if entry is None:
+            raise not_found(request.path_params["identity"])
+        if entry.live is not None:
+            entry.live.cancel()
+        return json_response({"id": entry.id, "object": "response", "deleted": True})
+
+    return delete_response
+
+
+def input_items(services: Services) -> Any:
+    """GET /v1/responses/ID/input_items."""
+
+    async def get_input_items(request: Request) -> Response:
+        entry, query = found(services, request), request.query_params
+        order, limit, after = query.get("order", "desc"), query.get("limit", str(LIMIT)), query.get("after")
+        if order not in ("asc", "desc"):
+            raise RequestError(f"order is {order!r:.80}: expected asc or desc", param="order")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MOST):
+            raise RequestError(f"limit is {limit!r:.80}: it must lie between 1 and {MOST}", param="limit")
+        items = list(entry.items[: entry.num_input])
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            place = next((place for place, (identity, _) in enumerate(items) if identity == after), None)
+            if place is None:
+                raise RequestError(f"after is {after!r:.80}: no item of this response", param="after")
+            items = items[place + 1 :]
+        page = items[: int(limit)]
+        return json_response(
+            {
+                "object": "list",
+                "data": [msgspec.Raw(data) for _, data in page],
+                "first_id": page[0][0] if page else None,
+                "last_id": page[-1][0] if page else None,
+                "has_more": len(page) < len(items),
+            }
+        )
+
+    return get_input_items

@@ -1,0 +1,136 @@
+"""Replays of ops with weights, against float64 from the recorded inputs and the stored weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenon_platforms.ops.embedding import EmbeddingSpec
+from tenon_platforms.ops.linear import FP8Channel, MergedLinearSpec
+from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.moe import MoESpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+
+from ..cases.weights import exact_linear, exact_weight
+from ..levels.l2.running import bind, weight_error
+from ..registry import NotApplicableError
+from ..subject import Subject
+from ..truth import layers
+from ..truth.rounding import Bounded, unit
+from .calling import call_rows
+from .case_file import RecordedCase
+
+
+def rms_norm(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, RMSNormSpec)
+    truth = layers.rms_norm(
+        Bounded.exact(case.inputs["x"]), case.weights.double(), spec.eps, spec.weight_offset, spec.dtype
+    )
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, case.weights, spec.op)
+    call_rows(subject, kernel, case.inputs, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
+
+
+def add_rms_norm(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, AddRMSNormSpec)
+    norm, x = spec.norm, case.inputs
+    total = Bounded.exact(x["x"]).plus(Bounded.exact(x["residual"]))
+    weight = case.weights.double()
+    truth = layers.rms_norm(total.rounded(unit(norm.dtype)), weight, norm.eps, norm.weight_offset, norm.dtype)
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, case.weights, spec.op)
+    call_rows(
+        subject,
+        kernel,
+        x,
+        lambda t: kernel.run(t["x"], t["residual"], held),
+        [("y", truth, norm.dtype), ("sum", total, norm.dtype)],
+    )
+
+
+def merged_linear(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, MergedLinearSpec)
+    _no_fp8(spec)
+    stored, x = case.weights, case.inputs["x"]
+    lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
+    truth = layers.matmul(Bounded.exact(x), exact_linear(spec, stored), lost)
+    if stored.bias is not None:
+        truth = truth.rounded(unit(spec.dtype)).plus(Bounded.exact(stored.bias.expand(len(x), -1)))
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, stored, spec.op)
+    call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
+
+
+def embedding(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, EmbeddingSpec)
+    ids = case.inputs["token_ids"]
+    rows = {name: tensor.index_select(0, ids.long()) for name, tensor in case.weights.items()}  # the rest is not read
+    truth = Bounded.exact(exact_weight(spec.scheme, rows)).rounded(weight_error(spec.scheme, spec.dtype))
+    if spec.scale != 1.0:
+        truth = truth.scaled(spec.scale).rounded(unit(spec.dtype), 2)
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, case.weights, spec.op)
+    call_rows(
+        subject, kernel, {"token_ids": ids}, lambda t: kernel.run(t["token_ids"], held), [("y", truth, spec.dtype)]
+    )
+
+
+def gated_mlp(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, GatedMLPSpec)
+    _no_fp8(spec.gate_up, spec.down)
+    dtype, x = spec.down.dtype, case.inputs["x"]
+    truth = layers.gated_mlp(
+        Bounded.exact(x),
+        exact_linear(spec.gate_up, case.weights.gate_up),
+        exact_linear(spec.down, case.weights.down),
+        spec.activation,
+        dtype,
+        weight_error=max(weight_error(scheme, dtype) for scheme in spec.gate_up.schemes),
+        down_error=max(weight_error(scheme, dtype) for scheme in spec.down.schemes),
+    )
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, case.weights, spec.op)
+    call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, dtype)])
+
+
+def moe_layer(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, MoESpec)
+    x, stored = case.inputs["x"], case.weights
+    parts = (exact_weight(spec.gate, stored.gate), exact_weight(spec.up, stored.up))
+    truth, certain = layers.moe(
+        Bounded.exact(x),
+        stored.router.double(),
+        torch.cat(parts, dim=1),
+        exact_weight(spec.down, stored.down),
+        top_k=spec.top_k,
+        renormalize=spec.renormalize,
+        name=spec.activation,
+        dtype=spec.dtype,
+        weight_error=(weight_error(spec.gate, spec.dtype), weight_error(spec.down, spec.dtype)),
+    )
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, stored, spec.op)
+    call_rows(
+        subject, kernel, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)], certain=certain
+    )
+
+
+def activation_mul(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    x: Tensor = case.inputs["x"]
+    truth = layers.activation_mul(Bounded.exact(x), spec.activation, spec.dtype)
+    kernel = subject.choose(spec)
+    call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"]), [("y", truth, spec.dtype)])
+
+
+def _no_fp8(*specs: MergedLinearSpec) -> None:
+    if any(isinstance(scheme, FP8Channel) for spec in specs for scheme in spec.schemes):
+        raise NotApplicableError("activations quantized as they come have no bound yet")

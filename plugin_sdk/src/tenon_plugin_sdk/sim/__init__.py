@@ -1,1 +1,0 @@
-"""The simulated accelerator: a hostile device on plain CPU tensors that keeps an engine's core honest."""

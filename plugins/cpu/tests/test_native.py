@@ -1,0 +1,66 @@
+"""The native library as a file: it is refused where it was not built from the sources that lie beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tenon_cpu import native
+from tenon_platforms.errors import PluginError
+
+pytestmark = pytest.mark.unit
+LIBRARY = Path(native.__file__).with_name(native.NAME)
+
+
+class Old:
+    """A library from before the check."""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of this checkout's native sources, free to be changed."""
+    if not native.SOURCES.is_dir():
+        pytest.skip("not a checkout")
+    return Path(shutil.copytree(native.SOURCES, tmp_path / "native"))
+
+
+def test_cmake_and_python_agree(sources: Path, tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    header = tmp_path / "hash.h"
+    arguments = ["cmake", f"-DROOT={sources}", f"-DOUTPUT={header}", "-P", str(sources / "sources_hash.cmake")]
+    subprocess.run(arguments, check=True)
+    assert header.read_text() == f'#define TENON_SOURCES_HASH "{native.sources_hash(sources)}"\n'
+
+
+@pytest.mark.skipif(native.library() is None, reason="built without the native library")
+def test_a_library_of_other_sources_is_refused(sources: Path) -> None:
+    loaded = ctypes.CDLL(str(LIBRARY))
+    native.refuse_stale(loaded, LIBRARY, sources)
+    changed = sources / "src" / "isa.cpp"
+    changed.write_text(changed.read_text() + "\n")
+    with pytest.raises(PluginError, match="not built from the sources") as caught:
+        native.refuse_stale(loaded, LIBRARY, sources)
+    assert "make native" in str(caught.value)
+
+
+def test_an_older_library_is_refused(sources: Path) -> None:
+    with pytest.raises(PluginError, match="older than this check"):
+        native.refuse_stale(cast(ctypes.CDLL, Old()), LIBRARY, sources)
+
+
+def test_a_wheel_has_no_sources_and_skips_the_check(tmp_path: Path) -> None:
+    native.refuse_stale(cast(ctypes.CDLL, Old()), LIBRARY, tmp_path / "native")
+
+
+def test_every_source_counts(sources: Path) -> None:
+    seen = {native.sources_hash(sources)}
+    for name in ("CMakeLists.txt", "include/tenon_cpu.h", "src/linear/blocks.inl", "src/threads.cpp"):
+        (sources / name).write_bytes((sources / name).read_bytes() + b"\n")
+        seen.add(native.sources_hash(sources))
+    assert len(seen) == 5
