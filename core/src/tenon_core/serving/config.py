@@ -15,6 +15,7 @@ from .parsers.registry import check_name
 
 MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512
+MAX_API_SERVERS = 64
 
 
 def check_tls(certfile: str, keyfile: str) -> None:
@@ -71,6 +72,7 @@ class ServerConfig:
     )
     stored_responses_bytes: int = flag(256 * 2**20, "greatest size of the responses that are kept for each key")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    api_server_count: int = flag(1, "processes that serve HTTP in front of the one engine")
     grpc_port: int | None = flag(None, "TCP port on which gRPC is served beside HTTP, with the same keys (extra grpc)")
     metrics_port: int | None = flag(None, "TCP port on which /metrics and /health are answered too, without a key")
     metrics_host: str = flag("127.0.0.1", "address of that port")
@@ -103,6 +105,10 @@ class ServerConfig:
             check_endpoint(self.otlp_traces_endpoint)
         if self.grpc_port is not None:
             check_grpc()
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(f"api_server_count is {self.api_server_count}: it lies between 1 and {MAX_API_SERVERS}")
+        if self.api_server_count > 1 and self.grpc_port == 0:
+            raise ConfigError("several API processes cannot each take any free gRPC port: name one with --grpc-port")
         self._check_texts()
         check_name(TOOL_PARSERS, self.tool_call_parser)
         check_name(REASONING_PARSERS, self.reasoning_parser)

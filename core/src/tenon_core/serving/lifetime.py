@@ -7,9 +7,10 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -70,13 +71,14 @@ class Lifetime:
 
     engine_config: EngineConfig
     server_config: ServerConfig
-    process: EngineProcess
+    process: EngineProcess | None
     began: float
     services: Services = field(init=False)
     supervisor: Supervisor | None = None
     server: Server = field(init=False)
     error: TenonError | None = None
     url: str = ""
+    client: int = 0  # its number among the front ends of one engine
 
     def __post_init__(self) -> None:
         given = self.engine_config.model.model
@@ -120,10 +122,14 @@ class Lifetime:
         scraped = None if metrics_listener is None else MetricsServer.start(self.services, metrics_listener)
         starter = asyncio.get_running_loop().create_task(self._start())
         try:
+            await self.before_serving(starter)
             async with also_grpc(app, self.services):
                 await self.server.serve(sockets=[listener])
         finally:
             await self.close(starter, scraped)
+
+    async def before_serving(self, starter: asyncio.Task[None]) -> None:
+        """Nothing: the port answers from the first moment, with 503 until the engine is ready."""
 
     async def close(self, starter: asyncio.Task[None], scraped: MetricsServer | None = None) -> None:
         """Bring everything down again."""
@@ -139,7 +145,7 @@ class Lifetime:
             await asyncio.to_thread(self.services.traces.close)
         if self.supervisor is not None:
             await self.supervisor.stop()
-        else:
+        elif self.process is not None:
             self.process.kill()
             self.process.close(patience=0)
 
@@ -147,22 +153,9 @@ class Lifetime:
         """Bring everything up, then wait for the engine's end, which should not come."""
         try:
             path = await asyncio.to_thread(resolve_path, self.engine_config)
-            self.supervisor = Supervisor(
-                config=replace(self.engine_config, model=replace(self.engine_config.model, model=str(path))),
-                on_update=self._take,
-                on_lost=self._lose,
-                on_stats=self.services.metrics.take_snapshot,
-                on_ready=self._connect,
-                stall_seconds=self.server_config.stall_seconds,
-                kill_seconds=self.server_config.stall_kill_seconds,
-                log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
-            )
+            self.supervisor = self._supervisor(path)
             self.supervisor.start(self.process)
-            files = await asyncio.to_thread(
-                open_model_files, self.engine_config, path=path, template=self.server_config.chat_template
-            )
-            await asyncio.to_thread(self._open, files)
-            self._announce()
+            await self._open_faces(path)
             await self.supervisor.ended.wait()
             raise self.supervisor.failure or DeviceError("the engine ended")
         except TenonError as error:
@@ -170,6 +163,32 @@ class Lifetime:
         except OSError as error:
             self.error = DeviceError(f"the start failed: {error}")
         self.on_end()
+
+    def _supervisor(self, path: Path, kind: type[Supervisor] = Supervisor) -> Supervisor:
+        """What keeps the engine running, or (another kind) in touch with it."""
+        return kind(
+            config=replace(self.engine_config, model=replace(self.engine_config.model, model=str(path))),
+            on_update=self._take,
+            on_lost=self._lose,
+            on_stats=self.services.metrics.take_snapshot,
+            on_ready=self._connect,
+            stall_seconds=self.server_config.stall_seconds,
+            kill_seconds=self.server_config.stall_kill_seconds,
+            log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
+        )
+
+    async def _open_faces(self, path: Path) -> None:
+        """The tokenizer, the template, the parsers."""
+        files = await asyncio.to_thread(
+            open_model_files, self.engine_config, path=path, template=self.server_config.chat_template
+        )
+        await asyncio.to_thread(self._open, files)
+        self._announce()
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.server.was_interrupted
 
     def on_end(self) -> None:
         """The engine will not run again; `error` says why."""
@@ -214,6 +233,7 @@ class Lifetime:
             vocabulary=services.vocabulary,
             seed=self.engine_config.platform.seed,
             observer=services.metrics,
+            client=self.client,
         )
         self.on_ready(time.monotonic() - self.began)
 
@@ -267,7 +287,7 @@ def serve(
     began: float,
     metrics_listener: socket.socket | None = None,
 ) -> int:
-    """Run the event loop. Raises the `TenonError` that ended it, if one did."""
+    """Serve in this process. Raises the `TenonError` that ended it, if one did."""
     port = listener.getsockname()[1]
     life = Lifetime(
         engine_config=engine_config,
@@ -276,8 +296,20 @@ def serve(
         began=began,
         url=replace(server_config, port=port).url,
     )
+    return run_life(life, listener, metrics_listener)
+
+
+def run_life(
+    life: Lifetime,
+    listener: socket.socket,
+    metrics_listener: socket.socket | None = None,
+    *,
+    before: Callable[[asyncio.AbstractEventLoop], None] = lambda loop: None,
+) -> int:
+    """Run the event loop; returns the exit code. before: called with it. Raises the `TenonError` that ended it."""
     loop = _new_loop()
     asyncio.set_event_loop(loop)
+    before(loop)
     try:
         loop.run_until_complete(life.run(listener, metrics_listener))
         loop.run_until_complete(_cancel_rest())
@@ -287,7 +319,7 @@ def serve(
         loop.close()
     if life.error is not None:
         raise life.error
-    return INTERRUPTED if life.server.was_interrupted else 0
+    return INTERRUPTED if life.was_interrupted else 0
 
 
 async def _cancel_rest() -> None:

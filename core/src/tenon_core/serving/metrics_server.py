@@ -39,11 +39,13 @@ class MetricsServer:
     task: asyncio.Task[None]
 
     @classmethod
-    def start(cls, services: Services, listener: socket.socket) -> MetricsServer:
-        """Answer from now on."""
+    def start(cls, services: Services, listener: socket.socket, *, gathers: bool = True) -> MetricsServer:
+        """Answer from now on. gathers: with what the other API processes counted."""
         nobody = Keys(())
         routes = [
-            GuardedRoute("/metrics", info.metrics(services), methods=["GET"], keys=nobody, is_public=True),
+            GuardedRoute(
+                "/metrics", info.metrics(services, gathers=gathers), methods=["GET"], keys=nobody, is_public=True
+            ),
             GuardedRoute("/health", info.health(services), methods=["GET"], keys=nobody, is_public=True),
         ]
         app = Surround(

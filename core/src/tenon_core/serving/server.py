@@ -28,7 +28,12 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     server_config.check()
     if not server_config.is_loopback and not server_config.api_key:
         LOG.warning("%s is open to everybody who reaches it: set TENON_API_KEY, or pass --api-key", server_config.host)
-    listener = bind(server_config.host, server_config.port)
+    is_shared = server_config.api_server_count > 1
+    listener = bind(server_config.host, server_config.port, listens=not is_shared)
+    if is_shared:  # free until now, or there was an error; held from now on, and listened at by the API processes
+        port = listener.getsockname()[1]
+        listener.close()
+        listener = bind(server_config.host, port, is_shared=True, listens=False)
     scraped = None
     try:
         if server_config.metrics_port is not None:
@@ -38,6 +43,9 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         process = EngineProcess()
         try:
             from .lifetime import serve
+
+            if is_shared:
+                from .api_processes import serve_shared as serve
         except BaseException:
             process.kill()
             process.close(patience=0)
@@ -49,15 +57,21 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
             scraped.close()
 
 
-def bind(host: str, port: int, *, flag: str = "port") -> socket.socket:
-    """A listening socket. flag: the option that says the port. Raises `ConfigError` where it cannot be had."""
+def bind(host: str, port: int, *, flag: str = "port", is_shared: bool = False, listens: bool = True) -> socket.socket:
+    """A listening socket. flag: the option that says the port. is_shared: with other processes of ours.
+
+    Raises `ConfigError` where the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        if listens:
+            listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -54,6 +55,7 @@ class Services:
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     traces: Traces | None = None
     is_draining: bool = False
+    siblings: tuple[Path, ...] = ()  # sockets of the other API processes, for their metrics
     responses: ResponseStore = field(init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 

@@ -198,7 +198,7 @@ class RpcServer:
         server = grpc.aio.server(
             interceptors=[Guard(Keys(config.api_key))],
             options=[
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(config.api_server_count > 1)),
                 ("grpc.max_receive_message_length", config.max_body_bytes),
                 ("grpc.max_metadata_size", MAX_METADATA),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
