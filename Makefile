@@ -8,7 +8,7 @@ PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton -p tenon_sim
 WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda plugins/sim
 
-.PHONY: demo test full setup lint types imports wheels surfaces native native-test clean help
+.PHONY: demo test full setup lint types imports wheels surfaces native native-test sim clean help
 
 help:
 	@echo "make demo      serve SmolLM2 on this CPU and ask it a question"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint types imports   ruff, mypy --strict, import-linter"
 	@echo "make wheels    build every package into dist/"
 	@echo "make native    build the CPU platform's library into this checkout; native-test runs its tests under sanitizers"
+	@echo "make sim       build the simulated accelerator's library, where it is not built yet"
 	@echo "make surfaces  write the frozen surfaces anew (tests/surfaces)"
 	@echo "make clean     remove what was built; the environment stays"
 
@@ -26,10 +27,10 @@ demo:
 setup:
 	$(PYTHON) scripts/bootstrap.py test --venv $(VENV)
 
-test: setup
+test: setup sim
 	$(BIN)/python -m pytest -m "not full" $(PARALLEL) $(PYTEST_ARGS)
 
-full: setup
+full: setup sim
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
 
 lint: setup
@@ -50,6 +51,10 @@ wheels: setup
 native:
 	cmake -S plugins/cpu/native -B build/native
 	cmake --build build/native --parallel 2
+
+# Before the tests, so that none of them waits for a compiler; free where it is built already.
+sim: setup
+	$(BIN)/python -m tenon_sim.build
 
 native-test:
 	for one in address thread; do \

@@ -1,12 +1,13 @@
 """Tenon on one GPU, offline, random weights: tokens a second of `cuda_cases.py`, and where a step's time goes.
 
     python benchmarks/cuda.py [--cases 8b-1,0.6b-256] [--quick] [--profile] [--limit 60] [--json FILE]
-                              [--opt graphs=false] [--repeat 2]
+                              [--opt graphs=false] [--repeat 2] [--late]
 
 Every case prints one line and one JSON object: output tokens a second (prompt tokens too where the case says total),
 share of the limit, target; host phases of a decode step; its time on the device and the gap between two of them, from
 events of a shorter second run. Weights are made on the device, normal with deviation 0.02; prompts are random.
-`--quick`: a quarter of the tokens. `--profile`: also the kernels of a decode step, by device time.
+`--quick`: a quarter of the tokens. `--profile`: also the kernels of a decode step, by device time, which for kernels
+that begin early includes their waiting; `--late`: none does.
 """
 
 from __future__ import annotations
@@ -212,6 +213,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--limit", type=float, default=90.0, help="seconds of one run of a case")
     parser.add_argument("--json", type=Path, default=None, help="append the JSON lines here, not to stdout")
+    parser.add_argument("--late", action="store_true", help="kernels begin when the one before is complete")
     parser.add_argument("--opt", action="append", default=[], help="KEY=VALUE, an option of the platform")
     parser.add_argument("--flag", action="append", default=[], help="NAME=VALUE, a field of the engine's configuration")
     return parser.parse_args()
@@ -231,6 +233,10 @@ def values_of(pairs: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     args = parse()
+    if args.late:
+        from tenon_triton import early
+
+        early.options = lambda: early.OFF
     wanted = [name for name in args.cases.split(",") if name]
     cases = [case for case in CASES if not wanted or any(case.name.startswith(name) for name in wanted)]
     if not cases:

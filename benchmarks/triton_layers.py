@@ -38,11 +38,12 @@ from tenon_platforms.ops.mlp import GatedMLPSpec  # noqa: E402
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec  # noqa: E402
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec  # noqa: E402
 from tenon_platforms.ops.rope_reference import rope_table  # noqa: E402
-from tenon_triton.attention.configs import DecodeConfig, max_parts  # noqa: E402
+from tenon_triton import early  # noqa: E402
+from tenon_triton.attention.configs import DecodeConfig, attention_configs, max_parts  # noqa: E402
 from tenon_triton.attention.kv_cache import LAYOUT_ID  # noqa: E402
 from tenon_triton.attention.launch import Context, Workspace, launch_decode  # noqa: E402
 from tenon_triton.facts import DeviceFacts  # noqa: E402
-from tenon_triton.ops import early, linear, norm, rope_kv  # noqa: E402
+from tenon_triton.ops import linear, norm, rope_kv  # noqa: E402
 from tenon_triton.ops.gated_mlp import gated_mlp  # noqa: E402
 from tenon_triton.ops.linear import LinearPolicy, Weight  # noqa: E402
 from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, Library, Tiles, Way  # noqa: E402
@@ -51,7 +52,7 @@ CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 FACTS = DeviceFacts(compute_units=132, shared_bytes=227 << 10)
 BANDWIDTH_BYTES = 4.3e6  # a microsecond, of one H200
 CONTEXT, BLOCK = 320, 64
-DECODE = DecodeConfig(tile=32, warps=2, stages=2)
+CONFIGS = attention_configs(128, 4, 2, 2, FACTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,7 @@ class Chain:
     fp8: bool
     tokens: int
     fused: bool = True  # norms quantize
-    decode: DecodeConfig = DECODE
+    decode: DecodeConfig | None = None  # None: the table's
     layers: list[Layer] = field(default_factory=list)
     skip: set[str] = field(default_factory=set)
     kept: dict[str, Any] = field(default_factory=dict)
@@ -241,10 +242,11 @@ class Chain:
             query = kept["rope"]
             if "attention" not in skip:
                 kept["attention"] = mixed = torch.empty_like(query)
-                parts = max_parts(self.tokens, shape.kv_heads, self.decode, FACTS)
+                decode = self.decode or CONFIGS.decode_for(self.tokens, shape.kv_heads, FACTS)
+                parts = max_parts(self.tokens, shape.kv_heads, decode, FACTS)
                 launch_decode(
                     mixed, query, layer.cache, None, self.context, self.tokens, parts, self.workspace, self.attention,
-                    self.decode,
+                    decode,
                 )  # fmt: skip
             if "out" not in skip:
                 kept["out"] = linear.multiply(kept["attention"].flatten(1), w["out"], self.policy, BF16)
@@ -377,18 +379,46 @@ def tune(chain: Chain, broken: set[tuple[Way, bool]]) -> dict[str, Any]:
     return found
 
 
+def heads(model: str, counts: list[int]) -> None:
+    """The head's ways: alone, since it is larger than any cache."""
+    out, inner = {"8b": (128256, 4096), "0.6b": (151936, 1024)}[model]
+    weight = random_weight(out, inner, fp8=False)
+    for tokens in counts:
+        x = torch.randn(tokens, inner, device=CUDA, dtype=BF16)
+        times = []
+        for way in (None, *candidates(tokens, fp8=False)):
+            table = Chosen(BANDWIDTH, 0)
+            if way is not None:
+                table.ways[(out, inner)] = way
+            policy = LinearPolicy(table=table, float8_table=table, float8=True)  # type: ignore[arg-type]
+            try:
+                took = timed(lambda x=x, p=policy: [linear.multiply(x, weight, p, BF16) for _ in range(4)], 3) / 4
+            except Exception:  # noqa: BLE001  it does not fit
+                continue
+            times.append((took, "table" if way is None else short(way)))
+        floor = weight.nbytes / BANDWIDTH_BYTES
+        kept = [f"{label} {took:.1f}" for took, label in times if label in ("table", "lib")]
+        print(
+            f"head {model} M={tokens} floor {floor:.1f} |", *kept, "|", *(f"{n} {t:.1f}" for t, n in sorted(times)[:4])
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="8b,0.6b")
     parser.add_argument("--tokens", default="1,16")
     parser.add_argument("--types", default="bf16,fp8")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--heads", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     counts = [int(text) for text in args.tokens.split(",")]
     types = [text == "fp8" for text in args.types.split(",")]
     torch.manual_seed(0)
     broken: set[tuple[Way, bool]] = set()
+    if args.heads:
+        for model in args.models.split(","):
+            heads(model, counts)
     if args.tune:
         classes = sorted({c if c <= 4 else 16 if c <= 16 else 32 if c <= 32 else 64 for c in counts})
         broken = compile_all([(way, c, fp8) for fp8 in types for c in classes for way in candidates(c, fp8=fp8)])
@@ -414,17 +444,24 @@ def main() -> None:
                 chain.fused = True
                 chain.run()
                 line["early, norms quantize"] = round(timed(chain.run) / layers, 2)
-                for tile, warps, least in ((32, 2, 512), (32, 2, 32), (64, 4, 64), (32, 1, 64)):
-                    chain.decode = replace(DECODE, min_tokens=least, tile=tile, warps=warps)
+                for tile, warps, least in (
+                    (32, 2, 512),
+                    (32, 2, 32),
+                    (64, 4, 64),
+                    (32, 1, 64),
+                    (64, 2, 64),
+                    (64, 4, 128),
+                ):
+                    chain.decode = replace(CONFIGS.decode, min_tokens=least, tile=tile, warps=warps)
                     line[f"parts of {least}, tile {tile}, warps {warps}"] = round(timed(chain.run) / layers, 2)
-                chain.decode = DECODE
+                chain.decode = None
                 whole = timed(chain.run) / layers
                 parts = ("norm", "qkv", "rope", "attention", "out", "mlp")
                 line["costs"] = {name: round(whole - chain.without(name), 2) for name in parts}
                 with launched_late():
                     late = timed(chain.run) / layers
                     line["costs late"] = {name: round(late - chain.without(name), 2) for name in parts}
-                chain.decode = DECODE
+                chain.decode = None
                 print(line, flush=True)
                 if args.tune:
                     line["tuned"] = tune(chain, broken)

@@ -22,7 +22,8 @@ from torch import Tensor  # noqa: E402
 
 from tenon_platforms.dtypes import DType  # noqa: E402
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec  # noqa: E402
-from tenon_triton.ops import early, float8, mlp, norm  # noqa: E402
+from tenon_triton import early  # noqa: E402
+from tenon_triton.ops import float8, mlp, norm  # noqa: E402
 
 HIDDEN, INNER, BF16 = 4096, 14336, torch.bfloat16
 CACHE = 200 << 20

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .client.beams import BeamSearchParams
     from .client.outputs import CompletionOutput, RequestOutput
     from .config import EngineConfig
     from .llm import LLM
@@ -14,10 +15,20 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "PoolingParams", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineConfig",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "llm",
+    "BeamSearchParams": "client.beams",
     "SamplingParams": "sampling.params",
     "PoolingParams": "sampling.pooling",
     "RequestOutput": "client.outputs",

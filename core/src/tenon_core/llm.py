@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tenon_core.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
@@ -86,6 +87,22 @@ class LLM(PoolingFace):
         many = as_prompts(prompts)
         encoded = [self._encode(one) for one in many]
         return self._run(encoded, as_params(sampling_params, len(many)), use_tqdm, cache_salt, priority)
+
+    def beam_search(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+        cache_salt: str = "",
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, the best first, with their log-probabilities.
+
+        Raises `RequestError` for a prompt or parameter that is not servable.
+        """
+        chosen = params.sampling()
+        done = self.generate(prompts, chosen, use_tqdm=use_tqdm, cache_salt=cache_salt)
+        return [beam_output(one, params) for one in done]
 
     def chat(
         self,

@@ -204,6 +204,9 @@ def test_the_sockets_of_the_process_tree(server: RunningServer) -> None:
         {"stall_seconds": float("nan")},
         {"served_model_name": ("\n",)},
         {"host": ""},
+        {"host": "0.0.0.0"},
+        {"host": "example.net"},
+        {"max_stored_responses": -1},
         {"host": " "},
         {"ssl_certfile": __file__, "ssl_keyfile": __file__},
     ],
@@ -213,3 +216,9 @@ def test_a_wrong_configuration_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         ServerConfig(**options).check()  # type: ignore[arg-type]
     assert "'a b'" not in str(caught.value), "a key is in a message"
+
+
+def test_an_open_address_wants_a_key_or_a_word() -> None:
+    for options in ({"api_key": ("k" * 20,)}, {"insecure_no_key": True}):
+        ServerConfig(host="0.0.0.0", **options).check()  # type: ignore[arg-type]
+    ServerConfig(host="::1").check()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from fake_model import model_folder
@@ -191,6 +192,36 @@ def test_the_grammar_of_forced_calls() -> None:
     assert (wanted["minItems"], wanted["maxItems"]) == (1, 1)
     assert [one["properties"]["name"] for one in wanted["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
     assert "maxItems" not in json.loads(any_tool({"f": city}, is_one=False)[1].json or "")
+
+
+def test_schemas_that_refer_to_themselves_may_be_forced() -> None:
+    """Their references lead to their own root wherever it lies, and the grammar compiles and means the same."""
+    from tenon_core.sampling.grammar import check
+    from tenon_core.serving.forced_calls import any_tool, one_tool
+
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "v": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "list": {"$ref": "#/$defs/node"},
+            "again": {"$ref": "#/properties/word"},
+            "word": {"const": "a"},
+        },
+        "$defs": {"node": {**node, "default": {"$ref": "#/$defs/node"}}},
+    }
+    check(one_tool("f", schema)[1])
+    for schemas in ({"f": schema}, {"f": schema, "g": {}, "h": schema}):
+        forced = any_tool(schemas, is_one=False)[1]
+        check(forced)
+        wanted = json.loads(forced.json or "")
+        validator = jsonschema.Draft202012Validator(wanted)
+        for parameters, is_valid in (
+            ({"list": {"v": 1, "next": {"v": 2}}, "again": "a"}, True),
+            ({"list": {"v": 1, "next": {"v": "x"}}}, False),
+            ({"again": "b"}, False),
+        ):
+            assert validator.is_valid([{"name": "f", "parameters": parameters}]) == is_valid
+        assert wanted["$defs"]["tool0"]["$defs"]["node"]["default"] == {"$ref": "#/$defs/node"}  # data, as it was
 
 
 BROKEN = {"function": {"name": "a", "arguments": "{"}}

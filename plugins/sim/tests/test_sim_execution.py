@@ -24,8 +24,11 @@ TRACE, CAPTURE = ExecutableKind.TRACE, ExecutableKind.CAPTURE
 
 @dataclass(slots=True, kw_only=True)
 class Inputs:
-    x: Tensor
+    x: Tensor  # moved to the device, where it is not there yet
     count: int = 0
+
+    def __post_init__(self) -> None:
+        self.x = self.x.to("sim")
 
 
 @pytest.fixture
@@ -140,8 +143,8 @@ def test_no_64_bit_inputs(make: Any) -> None:
 
 
 def test_a_capture_wants_the_same_inputs(make: Any) -> None:
-    x = torch.ones(4)
     executable = make(lambda inputs: inputs.x + 1, CAPTURE)
+    x = torch.ones(4, device="sim")
     executable.prepare(KEY, Inputs(x=x))
     x.fill_(3)
     first = run(executable, Inputs(x=x))
@@ -155,11 +158,12 @@ def test_a_capture_wants_the_same_inputs(make: Any) -> None:
 
 
 def test_a_capture_sees_state_that_moved(make: Any) -> None:
-    state = {"counts": torch.ones(4)}
+    state: dict[str, Tensor] = {}
     executable = make(lambda inputs: inputs.x + state["counts"], CAPTURE)
-    x = torch.ones(4)
+    state["counts"] = torch.ones(4, device="sim")
+    x = torch.ones(4, device="sim")
     executable.prepare(KEY, Inputs(x=x))
-    state["counts"] = torch.zeros(4)  # a table that grew: the capture still reads the old one
+    state["counts"] = torch.zeros(4, device="sim")  # a table that grew: the capture still reads the old one
     with pytest.raises(BrokenContractError, match="depends on something"):
         run(executable, Inputs(x=x))
 

@@ -23,7 +23,7 @@ class ShortestFirst:
         # everything that is not about waiting is the default's
         self.requeue, self.take_released = self._inner.requeue, self._inner.take_released
         self.suspect, self.clear_suspect = self._inner.suspect, self._inner.clear_suspect
-        self.settle = self._inner.settle
+        self.settle, self.extend = self._inner.settle, self._inner.extend
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)

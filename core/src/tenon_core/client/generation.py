@@ -278,7 +278,7 @@ class Generation:
 
     def _end(self, request: ActiveRequest, sample: Sample, end: Finished, now: float) -> None:
         if end.kind or end.message:
-            self._fail(request, error_of(end.kind, end.message))
+            self._fail(request, error_of(end.kind, end.message, end.param))
             return
         sample.finish(end)
         self._leave(request, sample, now)
@@ -332,10 +332,12 @@ class Generation:
             self._samples.pop(sample.key, None)
 
 
-def error_of(kind: str, message: str) -> TenonError:
-    """The error that an engine's answer stands for."""
-    kinds: dict[str, type[TenonError]] = {"RequestError": RequestError, "CapacityError": CapacityError}
-    return kinds.get(kind, DeviceError)(message or "the request failed")
+def error_of(kind: str, message: str, param: str = "") -> TenonError:
+    """The error that an engine's answer stands for. param: the field it is about, if any."""
+    text = message or "the request failed"
+    if kind == RequestError.__name__:
+        return RequestError(text, param=param or None)
+    return CapacityError(text) if kind == CapacityError.__name__ else DeviceError(text)
 
 
 def check_label(name: str, value: Any) -> None:

@@ -46,7 +46,7 @@ class GrammarChecks:
         if fingerprint in self._passed:
             return
         try:
-            reply = self._pool.ask({"wanted": plain})
+            reply = self._pool.ask({"wanted": plain}, what="checks grammars")
         except WorkerGoneError:
             raise RequestError(
                 f"{PARAM} took more than {self.limits.seconds:g} s, or more memory than it may, to compile: use a"

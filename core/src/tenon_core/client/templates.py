@@ -57,9 +57,14 @@ class ChatTemplate:
         return self._names
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt's text. Raises `RequestError` where the template refuses, or takes more than it may."""
+        """The prompt's text.
+
+        Raises `RequestError` where the template refuses, or takes more than it may; `WorkerLostError`.
+        """
         try:
-            reply = self._pool.ask({"variables": {**variables, "messages": list(messages)}})
+            reply = self._pool.ask(
+                {"variables": {**variables, "messages": list(messages)}}, what="renders chat templates"
+            )
         except WorkerGoneError:
             raise RequestError(
                 f"the chat template took more than {self.limits.seconds:g} s, or more memory than it may, for"

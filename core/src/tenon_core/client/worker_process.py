@@ -7,6 +7,7 @@ a module of ours, so a script without a main guard may use them. The other half 
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import select
 import subprocess
@@ -18,15 +19,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tenon_core.children import module_command
+from tenon_platforms.errors import DeviceError
 
 from .worker_frames import HEADER, MAX_FRAME
 
+LOG = logging.getLogger(__name__)
 MIB = 2**20
 START_SECONDS = 30.0  # a worker's start on a busy machine: an interpreter and its imports
 
 
 class WorkerGoneError(Exception):
-    """A worker ended, or was too slow."""
+    """A worker took longer than it may."""
+
+
+class WorkerDiedError(WorkerGoneError):
+    """A worker ended before its time was over: nothing that its request need have done."""
+
+
+class WorkerLostError(DeviceError):
+    """Worker processes end as they are used, or do not start: the machine's trouble, not the request's."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the process that {what} ended twice in the middle of its work: send the request again; if it goes on,"
+            " see whether this machine has memory left and the server's log"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +56,21 @@ class WorkerLimits:
 
 
 class WorkerProcess:
-    """One process. `begun`: its reply to the first message. Raises `WorkerGoneError` where it does not start."""
+    """One process. `begun`: its reply to the first message. Raises `WorkerDiedError` where it does not start."""
 
     def __init__(self, module: str, start: Mapping[str, Any], limits: WorkerLimits) -> None:
-        self._process = subprocess.Popen(
-            module_command(module),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the parent
-        )
         limiting = {"seconds": limits.seconds, "memory_bytes": limits.memory_bytes}
-        self.begun = self.ask({**start, **limiting}, START_SECONDS)
+        try:
+            self._process = subprocess.Popen(
+                module_command(module),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C in the terminal is for the parent
+            )
+            self.begun = self.ask({**start, **limiting}, START_SECONDS)
+        except (OSError, WorkerGoneError):
+            raise WorkerDiedError from None
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Send one message and wait for the answer. Raises `WorkerGoneError`, the process being dead then."""
@@ -64,12 +84,15 @@ class WorkerProcess:
             if length > MAX_FRAME:
                 raise WorkerGoneError
             reply = json.loads(self._read(length, deadline))
-        except (OSError, ValueError, WorkerGoneError):
+        except WorkerGoneError:
             self.close()
-            raise WorkerGoneError from None
+            raise
+        except (OSError, ValueError):
+            self.close()
+            raise WorkerDiedError from None
         if not isinstance(reply, dict):
             self.close()
-            raise WorkerGoneError
+            raise WorkerDiedError
         return reply
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -81,7 +104,7 @@ class WorkerProcess:
                 raise WorkerGoneError
             piece = pipe.read1(count - len(pieces))  # type: ignore[attr-defined]
             if not piece:
-                raise WorkerGoneError
+                raise WorkerDiedError
             pieces += piece
         return bytes(pieces)
 
@@ -120,16 +143,30 @@ class WorkerPool:
         self._idle.put(worker)
         return worker.begun
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """One request's answer; waits for a free worker. Raises `WorkerGoneError` where it took more than it may."""
+    def ask(self, message: Mapping[str, Any], *, what: str) -> dict[str, Any]:
+        """One request's answer; waits for a free worker. what: the workers' business, for an error.
+
+        One that dies (killed from outside, for want of memory) is replaced, once. Raises `WorkerGoneError` where it
+        took more time than it may, `WorkerLostError` where the second one died too.
+        """
         with self._places:
-            worker = self._worker()
-            reply = worker.ask(message, self.limits.seconds)
+            try:
+                worker, reply = self._asked(message)
+            except WorkerDiedError:
+                LOG.warning("a process that %s ended in the middle of its work; another one takes it on", what)
+                try:
+                    worker, reply = self._asked(message)
+                except WorkerDiedError:
+                    raise WorkerLostError(what) from None
             if self._is_closed:
                 worker.close()
             else:
                 self._idle.put(worker)
         return reply
+
+    def _asked(self, message: Mapping[str, Any]) -> tuple[WorkerProcess, dict[str, Any]]:
+        worker = self._worker()
+        return worker, worker.ask(message, self.limits.seconds)
 
     def _worker(self) -> WorkerProcess:
         while True:

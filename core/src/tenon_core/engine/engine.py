@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
-from tenon_core.sampling.validate import ModelFacts, validate_pooling, validate_request
+from tenon_core.sampling.structured import PARAM as GRAMMAR_PARAM
+from tenon_core.sampling.validate import ModelFacts, beam_ends, validate_pooling, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 
+from .beams import BeamGroup
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
@@ -89,6 +91,7 @@ class Engine:
             )
         self._check_samples(request)
         root = root_hash(request.cache_salt, request.adapter)
+        beams = self._beams_of(request, limit)
         samples = [
             Sequence(
                 request=request,
@@ -99,9 +102,13 @@ class Engine:
                 num_prompt=len(prompt),
                 root=root,
                 state=SequenceState.UNBORN if index else SequenceState.WAITING,
+                beams=beams,
+                is_announced=beams is not None and index > 0,  # the first beam's prompt speaks for all
             )
-            for index in range(request.params.n)
+            for index in range(request.params.num_rows)
         ]
+        if beams is not None:
+            beams.slots = samples
         if request.params.structured_outputs is None:
             self._add(samples)
         else:
@@ -109,6 +116,26 @@ class Engine:
         self._num_arrived += len(samples)
         self._num_prompt_tokens += len(prompt)
         self._requests[request.id] = samples
+
+    def _beams_of(self, request: GenerateRequest, limit: int) -> BeamGroup | None:
+        """The beam search that a request asks for. Raises `RequestError` where its beams cannot all be held."""
+        params = request.params
+        if not params.beam_width:
+            return None
+        wanted = self.memory.blocks_for(limit) * params.beam_width
+        if wanted > self.memory.allocator.num_blocks - 1:
+            raise RequestError(
+                f"beam_width is {params.beam_width}: its beams may need {wanted} KV blocks, the pool has"
+                f" {self.memory.allocator.num_blocks - 1}: lower it or max_tokens",
+                param="beam_width",
+            )
+        return BeamGroup(
+            params=params,
+            request_id=request.id,
+            num_prompt=len(request.prompt_token_ids),
+            limit=limit,
+            ends=frozenset(beam_ends(params, self.facts)),
+        )
 
     def _add(self, samples: list[Sequence]) -> None:
         """Hand a request over to the scheduler: its first sample computes the prompt for all."""
@@ -124,11 +151,11 @@ class Engine:
                     self._add(samples)
                 continue
             for sequence in samples:
-                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
+                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
 
     def _check_samples(self, request: GenerateRequest) -> None:
         """Samples are born together: the prompt's blocks and one of each sample's own must fit at once."""
-        memory, extra = self.memory, request.params.n - 1
+        memory, extra = self.memory, request.params.num_rows - 1
         wanted = memory.blocks_for(len(request.prompt_token_ids) + 1) + extra * memory.num_groups
         if wanted > memory.allocator.num_blocks - 1:
             raise RequestError(
@@ -146,7 +173,7 @@ class Engine:
             request_id, sample = split_key(key)
             samples = list(self._requests.get(request_id, ()))
             for sequence in samples:
-                if sequence.sample == sample:
+                if sequence.sample == sample and sequence.beams is None:  # beams are one search, ended as a whole
                     self._finish(sequence, FinishReason.ABORT)
 
     def reset_prefix_cache(self) -> None:
@@ -201,7 +228,7 @@ class Engine:
             if chunk.sequence.is_suspect:
                 self.scheduler.clear_suspect(chunk.sequence)
         for finished in update.finished:
-            self._forget(finished.key)
+            self._forget_ended(finished.key)
         for pooled in update.pooled:
             self._forget(pooled.key)
         self._pooled.extend(update.pooled)
@@ -213,7 +240,7 @@ class Engine:
         """A sequence whose grammar allows nothing that could be chosen ends, unless it has ended already."""
         request_id, sample = split_key(key)
         for sequence in [one for one in self._requests.get(request_id, ()) if one.sample == sample]:
-            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__)
+            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
@@ -249,8 +276,10 @@ class Engine:
 
     # ends and failures
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "") -> None:
-        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind))
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, message: str = "", *, kind: str = "", param: str = ""
+    ) -> None:
+        self._ended.append(Finished(key=sequence.key, reason=reason, message=message, kind=kind, param=param))
         if self.grammars.drop_compiling(sequence):
             pass  # the scheduler has not heard of it
         elif sequence.state is SequenceState.UNBORN:
@@ -258,6 +287,15 @@ class Engine:
         else:
             self.outputs.end(sequence)
         self._forget(sequence.key)
+
+    def _forget_ended(self, key: int) -> None:
+        """A sequence ended by itself; with the first text of a beam search, all of its beams have."""
+        request_id, _ = split_key(key)
+        samples = self._requests.get(request_id, ())
+        if samples and samples[0].beams is not None:
+            del self._requests[request_id]
+        elif samples:
+            self._forget(key)
 
     def _forget(self, key: int) -> None:
         self.grammars.forget(key)

@@ -133,12 +133,14 @@ class KVMemory:
 
     # sharing
 
-    def fork(self, parent: int, child: int) -> None:
+    def fork(self, parent: int, child: int, *, before_next: bool = False) -> None:
         """Give `child` the parent's blocks; the last one, if tokens still go into it, as a copy of its own.
 
         The caller made sure that `num_groups` blocks are free. The copy is done after the step that is being scheduled,
         which fills the parent's block, and before the one after it, which is the first to write either block.
+        before_next: no step that fills it is being scheduled; the copy is done before the next one.
         """
+        copies = self._due if before_next else self._copies
         table, size = self.table, self.block_size
         count = int(table.num_blocks[parent])
         partial = int(table.num_computed[parent]) % size != 0
@@ -146,7 +148,7 @@ class KVMemory:
             blocks = table.block_tables[group, parent, :count].tolist()
             if partial:
                 own = self.allocator.allocate(1)[0]
-                self._copies.append((blocks[-1], own))
+                copies.append((blocks[-1], own))
                 self.allocator.share(blocks[:-1])
                 blocks[-1] = own
             else:

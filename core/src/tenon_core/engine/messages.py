@@ -91,6 +91,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """The end of one sequence. `stop_token` is the id that ended it, or -1.
 
     `message` explains an error, and `kind` is its class: "RequestError", "CapacityError", or "" for a failed step.
+    `param` is the request's field that it is about, "" where there is none.
     """
 
     key: int
@@ -98,6 +99,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     stop_token: int = -1
     message: str = ""
     kind: str = ""
+    param: str = ""
 
 
 class PromptInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,7 @@ for log-probabilities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from tenon_core.execution.runner import HostLogprobs, LaunchedStep, StepResult
 from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.state.rows import RowTable
 
+from .beams import BeamNews, BeamSearches, beam_rows
 from .deltas import pooled_tokens, prompt_targets
 from .grammars import Constraint
 from .kv_memory import KVMemory
@@ -40,6 +41,11 @@ class Flight:
     is_followed: bool = False  # its tokens were given to their grammars
 
     @property
+    def has_beams(self) -> bool:
+        """Whether rows of a beam search were in it."""
+        return any(chunk.sequence.beams is not None for chunk in self.schedule.chunks)
+
+    @property
     def rows(self) -> Int32:
         """Every row whose `in_flight` was raised: those scheduled, and samples born in this step."""
         born = [one.row for one in self.schedule.born]
@@ -56,15 +62,22 @@ class OutputRouter:
     eos_token_ids: tuple[int, ...]
     pooling: PoolingFacts | None = None
     num_generated: int = 0
+    beams: BeamSearches = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beams = BeamSearches(table=self.table, memory=self.memory, scheduler=self.scheduler)
 
     def route(self, flight: Flight, result: StepResult) -> StepUpdate:
         """Take one landed step in; the update for clients."""
         table = self.table
         self._land(flight)
         sampled, keys, tokens = flight.sampled, flight.keys, result.tokens[: len(flight.sampled), 0]
+        beams = beam_rows(table, sampled, keys) if flight.has_beams else []
         index: Int32 | None = None  # of each live token among the sampled ones; None: all are
-        if table.epoch != flight.epoch:  # somebody left: a preempted sequence still takes its token, an ended one not
-            alive = (table.keys[sampled] == keys) & (table.limit[sampled] > 0)
+        if (
+            beams or table.epoch != flight.epoch
+        ):  # somebody left: a preempted sequence still takes its token, an ended one not
+            alive = (table.keys[sampled] == keys) & (table.limit[sampled] > 0) & ~table.is_beam[sampled]
             if not alive.all():
                 index = np.flatnonzero(alive).astype(np.int32)
                 sampled, keys, tokens = sampled[index], keys[index], tokens[index]
@@ -79,12 +92,21 @@ class OutputRouter:
             prompts = self._prompts(flight, result.logprobs)
         if result.logprobs is not None:
             logprobs = self._logprobs(sampled, tokens, index, result.logprobs)
+        finished = self._ends(sampled, tokens)
+        if beams and result.logprobs is not None:
+            news = BeamNews()
+            self.beams.land(beams, result.logprobs, news)
+            self.num_generated += len(news.keys)
+            logprobs = (*logprobs, *((len(keys) + place, one) for place, one in news.logprobs))
+            keys = np.concatenate((keys, np.array(news.keys, dtype=np.int64)))
+            tokens = np.concatenate((tokens, np.array(news.tokens, dtype=np.int32)))
+            finished = (*finished, *news.finished)
         return StepUpdate(
             step=flight.delta.step,
             keys=keys.tobytes(),
             tokens=tokens.tobytes(),
             logprobs=logprobs,
-            finished=self._ends(sampled, tokens),
+            finished=finished,
             prompts=prompts,
             pooled=() if self.pooling is None else self._pooled(flight, result, self.pooling),
         )
@@ -157,9 +179,7 @@ class OutputRouter:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence has ended: its later tokens, if any are in flight, count no more."""
-        if sequence.state in (SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN) or (
-            sequence.state is SequenceState.PREEMPTED
-        ):
+        if sequence.is_running or sequence.state is SequenceState.PREEMPTED:
             self.table.end(sequence.row)
         self.scheduler.end(sequence)
 

@@ -243,14 +243,17 @@ class EngineServer:
         try:
             self.engine.submit(request)
         except (RequestError, CapacityError) as error:
-            self._refuse(request, error.kind, error.message)
+            param = error.param if isinstance(error, RequestError) else None
+            self._refuse(request, error.kind, error.message, param or "")
         except Exception as error:
             LOG.exception("request %d could not be taken in", request.id)
             self._refuse(request, "", f"the request could not be taken in: {type(error).__name__}")
 
-    def _refuse(self, request: GenerateRequest, kind: str, message: str) -> None:
+    def _refuse(self, request: GenerateRequest, kind: str, message: str, param: str = "") -> None:
         self._refused += [
-            Finished(key=sequence_key(request.id, index), reason=FinishReason.ERROR, message=message, kind=kind)
+            Finished(
+                key=sequence_key(request.id, index), reason=FinishReason.ERROR, message=message, kind=kind, param=param
+            )
             for index in range(min(request.params.n, 2**16))
         ]
 

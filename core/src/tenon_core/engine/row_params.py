@@ -19,6 +19,8 @@ def sampling_mode(sequence: Sequence) -> SamplingMode:
     params = sequence.params
     noise = not params.is_greedy
     wanted = [-1 if value is None else value for value in (params.logprobs, params.prompt_logprobs)]
+    if sequence.beams is not None:
+        return SamplingMode(num_logprobs=max(*wanted, sequence.beams.num_candidates))
     return SamplingMode(
         noise=noise,
         filters=noise and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),

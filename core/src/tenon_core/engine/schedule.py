@@ -79,6 +79,10 @@ class Scheduler(Protocol):
         """The next step, or None where nothing can run now. Counters in the row table are advanced."""
         ...
 
+    def extend(self, sequence: Sequence, token: int) -> None:
+        """A beam that was held goes on with this token: compute it as the end of a prompt."""
+        ...
+
     def settle(self) -> None:
         """Free the rows and blocks of those that have left and have no step in flight."""
         ...

@@ -72,6 +72,14 @@ class DefaultScheduler:
         if sequence.is_running:
             self._leave(sequence, SequenceState.PREEMPTED)
 
+    def extend(self, sequence: Sequence, token: int) -> None:
+        table, row = self._table, sequence.row
+        known = int(table.num_known[row])
+        table.tokens[row, known] = token
+        table.num_known[row] = table.num_tokens[row] = known + 1
+        self._prefilling.append(sequence)
+        self._move(sequence, SequenceState.PREFILLING)
+
     def take_released(self) -> tuple[int, ...]:
         released, self._released = tuple(self._released), []
         return released
@@ -118,9 +126,13 @@ class DefaultScheduler:
         return started
 
     def _break_tie(self) -> None:
-        """Prompts that hold all blocks between them and wait for each other: the last comer gives its up."""
-        if len(self._prefilling) > 1 and not self._decoding.any() and not self._landing:
-            self._preempt(max(self._prefilling, key=lambda one: one.rank))
+        """Prompts and beams that hold all blocks between them and wait for each other: the last comer gives its up."""
+        if self._decoding.any() or self._landing or self._table.in_flight.any():
+            return
+        held = [one for one in self._table.owners if one is not None and one.state is SequenceState.HELD]
+        holders = [*self._prefilling, *held]
+        if len(holders) > 1 or (held and self._queue):
+            self._preempt(max(holders, key=lambda one: one.rank))
 
     def _schedule_decodes(self) -> Int32:
         table = self._table
@@ -238,6 +250,10 @@ class DefaultScheduler:
 
     def _start_decoding(self, sequence: Sequence) -> None:
         row = sequence.row
+        if sequence.beams is not None:
+            self._table.num_tokens[row] = self._table.num_known[row]
+            self._move(sequence, SequenceState.HELD)
+            return
         full = self._table.num_tokens[row] >= self._table.limit[row]
         self._move(sequence, SequenceState.LAST_TOKEN if full else SequenceState.DECODING)
 
@@ -288,6 +304,7 @@ class DefaultScheduler:
         table.stops_at_eos[row] = not params.ignore_eos or params.structured_outputs is not None
         table.has_stop_ids[row] = bool(params.stop_token_ids)
         table.wants_logprobs[row] = params.logprobs is not None
+        table.is_beam[row] = sequence.beams is not None
         table.has_grammar[row] = params.structured_outputs is not None
         return row
 
@@ -329,6 +346,8 @@ class DefaultScheduler:
         was_preempted = sequence.state is SequenceState.PREEMPTED
         if sequence.state is SequenceState.PREFILLING:
             self._prefilling.remove(sequence)
+        if sequence.beams is not None:
+            sequence.beams.lost(sequence.sample)
         if sequence.is_suspect and state is SequenceState.ENDED:
             self.clear_suspect(sequence)
         if sequence.siblings and state is SequenceState.ENDED:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from tenon_core.sampling.params import SamplingParams
 
 from .messages import GenerateRequest, TokenLogprobs, sequence_key
 
+if TYPE_CHECKING:
+    from .beams import BeamGroup
+
 Int32 = npt.NDArray[np.int32]
 NO_ROW = -1
 
@@ -22,7 +26,8 @@ NO_ROW = -1
 class SequenceState(Enum):
     """WAITING: in the queue. UNBORN: a sample that starts when its first sibling's prompt is computed. PREFILLING,
     DECODING: has a row. LAST_TOKEN: nothing more to schedule, its last token is in flight. PREEMPTED: goes back to the
-    queue once its steps in flight have landed. ENDED: its row is freed once they have.
+    queue once its steps in flight have landed. ENDED: its row is freed once they have. HELD: a beam whose next token
+    the host has not chosen yet.
     """
 
     WAITING = "waiting"
@@ -32,6 +37,10 @@ class SequenceState(Enum):
     LAST_TOKEN = "last token"
     PREEMPTED = "preempted"
     ENDED = "ended"
+    HELD = "held"
+
+
+RUNNING = frozenset((SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN, SequenceState.HELD))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,6 +56,7 @@ class Sequence:
     num_prompt: int
     root: bytes  # hash that its prefix starts from
     siblings: list[Sequence] = field(default_factory=list)  # UNBORN samples of the first one
+    beams: BeamGroup | None = None  # of a beam search, whose beam number `sample` it is
 
     # filled by the scheduler
     state: SequenceState = SequenceState.WAITING
@@ -81,7 +91,7 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         """Whether it holds a row and has not ended."""
-        return self.state in (SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.LAST_TOKEN)
+        return self.state in RUNNING
 
     @property
     def rank(self) -> tuple[int, int]:

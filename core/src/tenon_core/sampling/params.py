@@ -30,6 +30,8 @@ CEILINGS: dict[str, tuple[float, float]] = {
     "min_tokens": (0, 2**31 - 1),
     "logprobs": (0, 20),
     "prompt_logprobs": (0, 20),
+    "beam_width": (0, 16),
+    "length_penalty": (-10.0, 10.0),
 }
 LENGTH_CEILINGS: dict[str, int] = {
     "stop": 64,
@@ -48,6 +50,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     same noise whatever else is in the batch. `top_k` of 0 or -1 is off. `logprobs=k` returns the chosen token's and
     the k best log-probabilities; `prompt_logprobs` likewise for the prompt. `structured_outputs` wins over `min_tokens`
     and `ignore_eos` where its grammar allows nothing more.
+
+    `beam_width` above 0 searches with so many beams instead of sampling and gives the `n` best texts, scored by the sum
+    of log-probabilities over length to the power of `length_penalty`. `early_stopping`: True ends as soon as there are
+    `beam_width` finished texts, False when no running beam is better than them at its length, "never" when none can
+    become better.
     """
 
     n: int = 1
@@ -71,6 +78,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
@@ -112,6 +122,42 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
 
+        if self.beam_width:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Raise `RequestError` for what beams cannot be combined with."""
+        if self.n > self.beam_width:
+            raise RequestError(f"n is {self.n}: a search of {self.beam_width} beams has no more texts", param="n")
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise RequestError(
+                f"early_stopping is {self.early_stopping!r:.80}: expected true, false or 'never'",
+                param="early_stopping",
+            )
+        if self.temperature not in (0.0, 1.0):
+            raise RequestError("temperature does nothing in a beam search: leave it out", param="temperature")
+        asked = {
+            "top_k": self.top_k > 0,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "repetition_penalty": self.repetition_penalty != 1.0,
+            "presence_penalty": self.presence_penalty != 0.0,
+            "frequency_penalty": self.frequency_penalty != 0.0,
+            "min_tokens": self.min_tokens > 0,
+            "stop": bool(self.stop),
+            "logit_bias": bool(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids is not None,
+            "structured_outputs": self.structured_outputs is not None,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                raise RequestError(f"{name} cannot be combined with beam search", param=name)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that run for it."""
+        return self.beam_width or self.n
+
     @property
     def is_greedy(self) -> bool:
         """Whether the best logit wins and no noise is drawn."""
@@ -127,7 +173,8 @@ def _check_number(name: str, value: Any, least: float, greatest: float) -> None:
     if value is None and name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
         return
     integral = name not in (
-        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "length_penalty",
     )  # fmt: skip
     if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)):
         raise RequestError(f"{name} is {value!r:.80}: expected {'an integer' if integral else 'a number'}", param=name)

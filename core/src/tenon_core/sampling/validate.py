@@ -17,6 +17,7 @@ from tenon_platforms.errors import RequestError
 from .params import SamplingParams
 from .pooling import Pooling, PoolingFacts
 
+MAX_CANDIDATES = 20  # log-probabilities of one row that every platform gives
 MAX_TOKEN_VECTORS = 16 * 2**20  # bytes of one request's vectors of tokens
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
@@ -73,6 +74,8 @@ def validate_request(
         )
     if params.min_tokens > room:
         raise RequestError(f"min_tokens is {params.min_tokens}: only {room} tokens fit", param="min_tokens")
+    if params.beam_width:
+        _check_beams(params, facts)
     if params.n > facts.max_num_seqs:
         raise RequestError(f"n is {params.n}: this server runs at most {facts.max_num_seqs} sequences", param="n")
     total = prompt_len + (room if params.max_tokens is None else params.max_tokens)
@@ -125,6 +128,28 @@ def validate_pooling(prompt_token_ids: TokenIds, pooling: Pooling, facts: ModelF
     if not 0 <= pooling.segment_start <= prompt_len:
         raise RequestError(f"segment_start is {pooling.segment_start}: the prompt has {prompt_len}", param="prompt")
     return prompt_len + 1
+
+
+def beam_ends(params: SamplingParams, facts: ModelFacts) -> tuple[int, ...]:
+    """Tokens that finish a beam."""
+    return tuple({*params.stop_token_ids, *(() if params.ignore_eos else facts.eos_token_ids)})
+
+
+def _check_beams(params: SamplingParams, facts: ModelFacts) -> None:
+    if params.beam_width > facts.max_num_seqs:
+        raise RequestError(
+            f"beam_width is {params.beam_width}: this server runs at most {facts.max_num_seqs} sequences",
+            param="beam_width",
+        )
+    wanted = params.beam_width + len(beam_ends(params, facts))
+    if wanted > min(MAX_CANDIDATES, facts.vocab_size):
+        raise RequestError(
+            f"beam_width is {params.beam_width}: with {wanted - params.beam_width} tokens that end a text, at most"
+            f" {MAX_CANDIDATES - wanted + params.beam_width} beams are searched",
+            param="beam_width",
+        )
+    if reason := facts.refused_features.get("logprobs"):
+        raise RequestError(f"beam search is not available on platform {facts.platform!r}: {reason}", param="beam_width")
 
 
 def _checked_length(ids: TokenIds, facts: ModelFacts) -> int:

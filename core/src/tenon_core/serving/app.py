@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenon_core.observability.log import escaped
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
-from . import chat, completions, info, playground
+from . import chat, completions, embeddings, info, playground, scoring
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
@@ -45,6 +45,14 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("DELETE", "/v1/responses/{identity}", responses.delete, False),
     ("POST", "/v1/responses/{identity}/cancel", responses.cancel, False),
     ("GET", "/v1/responses/{identity}/input_items", responses.input_items, False),
+    ("POST", "/v1/embeddings", embeddings.embeddings, False),
+    ("POST", "/pooling", embeddings.pooling, False),
+    ("POST", "/classify", embeddings.classify, False),
+    ("POST", "/score", scoring.score, False),
+    ("POST", "/v1/score", scoring.score, False),
+    ("POST", "/rerank", scoring.rerank, False),
+    ("POST", "/v1/rerank", scoring.rerank, False),
+    ("POST", "/v2/rerank", scoring.rerank, False),
     ("GET", "/v1/models", info.models, False),
     ("GET", "/v1/models/{name:path}", info.model, False),
     ("GET", "/health", info.health, True),

@@ -11,16 +11,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tenon_core.client.conversation import Conversation
+from tenon_core.client.conversation import Conversation, flat_content
 from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.outputs import CompletionOutput
 from tenon_core.client.samples import SampleDelta
 from tenon_core.sampling.params import SamplingParams
-from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
 from .body import read_object
+from .limits import shortened
 from .logprobs import chat_logprobs, prompt_positions
 from .protocol import ChatFields, parse
 from .services import Services, Work, unless_gone
@@ -45,6 +45,14 @@ class Chat:
     def request(self) -> ActiveRequest:
         """The one request."""
         return self.work.requests[0]
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with: the last message's text, if it is asked for and the assistant's."""
+        last = self.fields.messages[-1]
+        if not self.fields.echo or last.get("role") != ROLE:
+            return ""
+        return flat_content(len(self.fields.messages) - 1, last.get("content"))
 
     def usage(self) -> dict[str, Any]:
         """Counts of tokens."""
@@ -154,23 +162,13 @@ def chat_params(fields: ChatFields) -> SamplingParams:
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     count = (fields.top_logprobs or 0) if fields.logprobs else None
     try:
-        params = fields.sampling(logprobs=count, max_tokens=max(fields.min_tokens or 0, 1) if limit is None else limit)
+        most = max(fields.min_tokens or 0, 1) if limit is None else limit
+        params = fields.sampling(logprobs=count, max_tokens=most, **fields.beams())
     except RequestError as error:
         if error.param == "logprobs":  # the engine's name for the chat API's field
             raise RequestError(f"top_{error.message}", param="top_logprobs") from None
         raise
     return msgspec.structs.replace(params, max_tokens=None) if limit is None else params
-
-
-def shortened(ids: list[int], fields: ChatFields, params: SamplingParams, facts: ModelFacts) -> list[int]:
-    """`truncate_prompt_tokens`: the last so many tokens of a prompt; -1: as many as leave room for the answer."""
-    count = fields.truncate_prompt_tokens
-    if count is None:
-        return ids
-    if count == 0:
-        raise RequestError("truncate_prompt_tokens is 0: it must be -1 or at least 1", param="truncate_prompt_tokens")
-    most = max(facts.max_model_len - (params.max_tokens or 1), 1) if count == -1 else count
-    return ids[-most:]
 
 
 async def whole(request: Request, call: Chat) -> Response:
@@ -183,6 +181,8 @@ async def whole(request: Request, call: Chat) -> Response:
     choices = []
     for sample in call.request.samples:
         message, reason = await understood(call.reading, sample.output)
+        if call.fields.echo:
+            message["content"] = call.echoed + (message["content"] or "")
         choice: dict[str, Any] = {
             "index": sample.output.index,
             "message": {"role": ROLE, **message},
@@ -242,7 +242,7 @@ async def pieces(call: Chat) -> AsyncIterator[bytes]:
 def opening(call: Chat, index: int) -> bytes:
     """A choice's first event: who speaks."""
     found: dict[str, Any] = {
-        "index": index, "delta": {"role": ROLE, "content": ""}, "logprobs": None, "finish_reason": None,
+        "index": index, "delta": {"role": ROLE, "content": call.echoed}, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
     if call.fields.return_token_ids:
         found["prompt_token_ids"] = call.request.output.prompt_token_ids

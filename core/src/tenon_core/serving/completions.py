@@ -18,6 +18,7 @@ from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
 from .body import read_object
+from .limits import shortened
 from .logprobs import CompletionLogprobs, joined, prompt_positions
 from .protocol import CompletionFields, Prompt, parse
 from .services import Services, Work, unless_gone
@@ -83,12 +84,15 @@ def handler(services: Services) -> Any:
             prompt_logprobs=fields.logprobs
             if fields.echo and fields.prompt_logprobs is None
             else fields.prompt_logprobs,
+            **fields.beams(),
         )
         check_fan_out(fields.prompt, params.n, facts)
         await unless_gone(request, services.grammars.check_async(params.structured_outputs))
         prompts = await unless_gone(
             request, encoded(fields.prompt, tokenizer, add_special_tokens=fields.add_special_tokens is not False)
         )
+        if fields.truncate_prompt_tokens is not None:  # what is left of a text is known by its tokens alone
+            prompts = [(None, shortened(ids, fields, params, facts)) for _, ids in prompts]
         work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
         call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
         return await (streamed(request, call) if fields.stream else whole(request, call))

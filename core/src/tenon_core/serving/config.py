@@ -42,6 +42,9 @@ class ServerConfig:
         (), "key that clients must send; may be repeated (the environment keeps it out of process lists)",
         env="TENON_API_KEY",
     )  # fmt: skip
+    insecure_no_key: bool = flag(
+        False, "listen on an address that others reach although no key is set: everybody there may use the server"
+    )
     served_model_name: tuple[str, ...] = flag((), "name of the model for clients; may be repeated; default: as given")
     chat_template: str | None = flag(None, "file with a chat template, instead of the model's own")
     tool_call_parser: str = flag(
@@ -109,6 +112,12 @@ class ServerConfig:
             raise ConfigError(f"api_server_count is {self.api_server_count}: it lies between 1 and {MAX_API_SERVERS}")
         if self.api_server_count > 1 and self.grpc_port == 0:
             raise ConfigError("several API processes cannot each take any free gRPC port: name one with --grpc-port")
+        if not self.is_loopback and not self.api_key and not self.insecure_no_key:
+            raise ConfigError(
+                f"host is {self.host}, which others can reach, and no key is set",
+                remedy="set TENON_API_KEY (or pass --api-key), or say --insecure-no-key where something in front checks"
+                " who calls",
+            )
         self._check_texts()
         check_name(TOOL_PARSERS, self.tool_call_parser)
         check_name(REASONING_PARSERS, self.reasoning_parser)

@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from tenon_core.client.link import EngineLostError
+from tenon_core.client.worker_process import WorkerLostError
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 LOG = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ def http_error(error: BaseException) -> HttpError:
         return HttpError(429, error.message, code="overloaded", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, EngineLostError):
         return HttpError(503, error.message, code="engine_lost", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+    if isinstance(error, WorkerLostError):
+        return HttpError(503, error.message, code="worker_lost", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, TenonError):
         return HttpError(500, "the engine failed while it worked on this request; the server's log has the cause")
     return HttpError(500, "internal error; the server's log has the cause")

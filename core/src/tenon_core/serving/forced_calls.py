@@ -17,6 +17,7 @@ from .parsers.formats.json_calls import JsonCalls, arguments
 from .parsers.reader import Steps
 from .parsers.scan import Scan
 
+_DATA = frozenset({"const", "enum", "default", "examples"})  # keywords whose values are no schemas
 LISTED = JsonCalls(bare="[")
 
 
@@ -39,16 +40,23 @@ def one_tool(name: str, schema: Mapping[str, Any]) -> tuple[ToolFormat, Structur
 
 def any_tool(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -> tuple[ToolFormat, StructuredOutputs]:
     """(how to read it, the grammar) of one call or more of these tools."""
-    items = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "parameters": _object(schema)},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for name, schema in schemas.items()
-    ]
+    items, definitions = [], {}
+    for place, (name, schema) in enumerate(schemas.items()):
+        parameters = _object(schema)
+        if _refers(parameters):  # to its own root, which becomes a definition
+            definitions[f"tool{place}"] = _moved(parameters, f"#/$defs/tool{place}")
+            parameters = {"$ref": f"#/$defs/tool{place}"}
+        items.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "parameters": parameters},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
     wanted: dict[str, Any] = {"type": "array", "items": {"anyOf": items}, "minItems": 1}
+    if definitions:
+        wanted["$defs"] = definitions
     if is_one:
         wanted["maxItems"] = 1
     return LISTED, StructuredOutputs(json=schema_text(wanted, param="tools"))
@@ -59,3 +67,28 @@ def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
     return (
         {**schema, "type": "object"} if schema else {"type": "object", "properties": {}, "additionalProperties": False}
     )
+
+
+def _refers(schema: Any) -> bool:
+    """Whether a schema refers to parts of itself."""
+    if isinstance(schema, list):
+        return any(map(_refers, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    return _is_local(schema.get("$ref")) or any(_refers(one) for key, one in schema.items() if key not in _DATA)
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """A schema whose root lies elsewhere: its own references lead there."""
+    if isinstance(schema, list):
+        return [_moved(one, root) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: one if key in _DATA else _moved(one, root) for key, one in schema.items()}
+    if _is_local(found.get("$ref")):
+        found["$ref"] = root + found["$ref"][1:]
+    return found
+
+
+def _is_local(reference: Any) -> bool:
+    return isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))

@@ -38,7 +38,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "suffix": (None, ""),
     "best_of": (None, 1),
-    "use_beam_search": (None, False),
     "bad_words": (None, []),
     "audio": (None,),
     "modalities": (None, ["text"]),
@@ -147,7 +146,25 @@ SHARED_NAMES = (
 )  # fmt: skip
 
 
-class CompletionFields(SamplingFields):
+class BeamFields(SamplingFields):
+    """use_beam_search: `n` beams instead of `n` samples."""
+
+    use_beam_search: bool | None = None
+    length_penalty: Number | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    def beams(self) -> dict[str, Any]:
+        """The engine's parameters of the search. Raises `RequestError` for a part of it without the whole."""
+        if self.use_beam_search:
+            given = {"length_penalty": self.length_penalty, "early_stopping": self.early_stopping}
+            return {"beam_width": 1 if self.n is None else self.n, **given}
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise RequestError(f"{name} is for beam search: set use_beam_search to true", param=name)
+        return {}
+
+
+class CompletionFields(BeamFields):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -155,7 +172,7 @@ class CompletionFields(SamplingFields):
     logprobs: int | None = None
 
 
-class ChatFields(SamplingFields):
+class ChatFields(BeamFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]

@@ -27,7 +27,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     began = time.monotonic()
     server_config.check()
     if not server_config.is_loopback and not server_config.api_key:
-        LOG.warning("%s is open to everybody who reaches it: set TENON_API_KEY, or pass --api-key", server_config.host)
+        LOG.warning("%s is open to everybody who reaches it (--insecure-no-key)", server_config.host)
     is_shared = server_config.api_server_count > 1
     listener = bind(server_config.host, server_config.port, listens=not is_shared)
     if is_shared:  # free until now, or there was an error; held from now on, and listened at by the API processes

@@ -25,8 +25,8 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .config import ServerConfig
 from .errors import HttpError, not_ready
-from .openai.response_store import ResponseStore
 from .parsers.registry import Parsers
+from .response_store import ResponseStore
 from .tracing import CURRENT, RequestSpan, Traces
 
 T = TypeVar("T")
@@ -132,6 +132,18 @@ class Work:
         if (span := CURRENT.get()) is not None:
             work._span = span
             span.begin_work(work.requests, params)
+        return work
+
+    @classmethod
+    def start_all(cls, generation: Generation, starts: Sequence[Callable[..., ActiveRequest]]) -> Work:
+        """Submit by calling every start with `on_news`, or none. Raises `RequestError`, `CapacityError`."""
+        work = cls(generation=generation)
+        try:
+            for start in starts:
+                work.requests.append(start(on_news=work._news.set))
+        except (RequestError, CapacityError):
+            work.abort()
+            raise
         return work
 
     @property

@@ -38,6 +38,7 @@ class RowTable:
         self.has_stop_ids = np.zeros(max_rows, dtype=np.bool_)
         self.wants_logprobs = np.zeros(max_rows, dtype=np.bool_)
         self.has_grammar = np.zeros(max_rows, dtype=np.bool_)
+        self.is_beam = np.zeros(max_rows, dtype=np.bool_)  # what is sampled for it does not count
         self.block_tables = np.zeros((num_groups, max_rows, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(max_rows, dtype=np.int32)  # entries of the tables in use, the same for all groups
         self.owners: list[Any] = [None] * max_rows

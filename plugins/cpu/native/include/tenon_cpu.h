@@ -68,7 +68,7 @@ struct tenon_linear_part {
 };
 
 enum tenon_epilogue { TENON_PLAIN = 0, TENON_SILU_MUL = 1 }; /* the second: two parts of equal rows, silu(first) * second */
-enum tenon_precision { TENON_FINE = 16 }; /* added to an epilogue: activations of quantized parts in two int8 codes */
+enum tenon_precision { TENON_FINE = 16 }; /* added to an epilogue: activations of quantized parts in int16 codes, not int8 */
 
 /* y = x W^T + b of parts side by side. bias: float [rows of all parts], copied, or null. */
 TENON_API int tenon_cpu_linear_new(const struct tenon_linear_part* parts, int32_t count, int64_t columns,

@@ -34,21 +34,7 @@ using Clock = std::chrono::steady_clock;
 // Pure spinning longer than this only keeps whoever is waited for off a core that both share.
 constexpr std::chrono::microseconds patience{10};
 
-// Spins until done() holds; after `patience`, yields the core between looks.
-template <class Done>
-void spin_or_yield(Done&& done) {
-    const auto end = Clock::now() + patience;
-    for (;;) {
-        for (int i = 0; i < 64; ++i) {
-            if (done()) return;
-            relax();
-        }
-        if (Clock::now() >= end) break;
-    }
-    while (!done()) std::this_thread::yield();
-}
-
-// Threads and the two ways they wait: for the next region, and for each other within one.
+// Threads, and the gate through which they come to a region.
 class Pool {
 public:
     Pool(int threads, const int32_t* cores, int spin_us) : threads_(threads), spin_(spin_us) {
@@ -67,7 +53,7 @@ public:
 
     ~Pool() {
         stop_.store(true);
-        wake();
+        open();
         for (auto& worker : workers_) worker.join();
     }
 
@@ -76,21 +62,19 @@ public:
     void run(RegionFn fn, void* context) {
         fn_ = fn;
         context_ = context;
-        done_.store(0, std::memory_order_relaxed);
-        wake();
+        left_.store(0, std::memory_order_relaxed);
+        open();
         fn(context, 0, threads_);
-        spin_or_yield([this] { return done_.load(std::memory_order_acquire) == threads_ - 1; });
-    }
-
-    void meet() {
-        const uint64_t mine = arrived_.fetch_add(1, std::memory_order_acq_rel);
-        const uint64_t all = (mine / threads_ + 1) * threads_;
-        spin_or_yield([&] { return arrived_.load(std::memory_order_acquire) >= all; });
+        const uint64_t came = gate_.fetch_or(CLOSED, std::memory_order_acq_rel) & CAME;
+        for (int looks = 0; left_.load(std::memory_order_acquire) != came; ++looks) wait_a_little(looks);
     }
 
 private:
-    void wake() {
-        region_.fetch_add(1, std::memory_order_seq_cst);
+    // gate_: the region's number, then whether it is closed, then how many workers came.
+    static constexpr uint64_t CAME = 0xffff, CLOSED = 0x10000, NUMBER = 0x20000;
+
+    void open() {
+        gate_.store((gate_.load(std::memory_order_relaxed) / NUMBER + 1) * NUMBER, std::memory_order_seq_cst);
         if (sleeping_.load(std::memory_order_seq_cst) > 0) {
             std::lock_guard<std::mutex> lock(mutex_);
             condition_.notify_all();
@@ -102,7 +86,7 @@ private:
         const auto start = Clock::now();
         for (auto now_is = start; now_is < start + spin_; now_is = Clock::now()) {
             for (int i = 0; i < 64; ++i) {
-                const uint64_t now = region_.load(std::memory_order_acquire);
+                const uint64_t now = gate_.load(std::memory_order_acquire) / NUMBER;
                 if (now != seen) return now;
                 relax();
             }
@@ -110,9 +94,18 @@ private:
         }
         std::unique_lock<std::mutex> lock(mutex_);
         sleeping_.fetch_add(1, std::memory_order_seq_cst);
-        condition_.wait(lock, [&] { return region_.load(std::memory_order_seq_cst) != seen; });
+        condition_.wait(lock, [&] { return gate_.load(std::memory_order_seq_cst) / NUMBER != seen; });
         sleeping_.fetch_sub(1, std::memory_order_seq_cst);
-        return region_.load(std::memory_order_acquire);
+        return gate_.load(std::memory_order_acquire) / NUMBER;
+    }
+
+    // Into region `number`, where it is still open.
+    bool enter(uint64_t number) {
+        uint64_t gate = gate_.load(std::memory_order_acquire);
+        while (gate / NUMBER == number && !(gate & CLOSED))
+            if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+                return true;
+        return false;
     }
 
     void work(int thread);
@@ -123,9 +116,8 @@ private:
     RegionFn fn_ = nullptr;
     void* context_ = nullptr;
     std::atomic<bool> stop_{false};
-    alignas(64) std::atomic<uint64_t> region_{0};
-    alignas(64) std::atomic<int> done_{0};
-    alignas(64) std::atomic<uint64_t> arrived_{0};
+    alignas(64) std::atomic<uint64_t> gate_{0};
+    alignas(64) std::atomic<uint64_t> left_{0};  // workers that came and are through
     alignas(64) std::atomic<int> sleeping_{0};
     std::mutex mutex_;
     std::condition_variable condition_;
@@ -133,7 +125,6 @@ private:
 
 Pool* pool = nullptr;  // null: one thread
 thread_local bool inside = false;
-thread_local bool nested = false;  // in a region inside a region, which is one thread's own
 std::mutex region_mutex;  // the rule "one region at a time", kept even where callers break it
 
 void Pool::work(int thread) {
@@ -142,8 +133,9 @@ void Pool::work(int thread) {
     for (;;) {
         seen = next(seen);
         if (stop_.load()) return;
+        if (!enter(seen)) continue;
         fn_(context_, thread, threads_);
-        done_.fetch_add(1, std::memory_order_acq_rel);
+        left_.fetch_add(1, std::memory_order_acq_rel);
     }
 }
 
@@ -163,13 +155,7 @@ int num_threads() {
 }
 
 void run_region(RegionFn fn, void* context) {
-    if (inside) {
-        const bool before = nested;
-        nested = true;
-        fn(context, 0, 1);
-        nested = before;
-        return;
-    }
+    if (inside) return fn(context, 0, 1);
     std::lock_guard<std::mutex> lock(region_mutex);
     if (pool == nullptr) {
         inside = true;
@@ -181,8 +167,11 @@ void run_region(RegionFn fn, void* context) {
     inside = false;
 }
 
-void barrier() {
-    if (pool != nullptr && !nested) pool->meet();
+void wait_a_little(int looks) {
+    constexpr int SPIN = 400, YIELD = 50;  // some 10 us of looks without a break, then some 50 that give the core away
+    if (looks < SPIN) relax();
+    else if (looks < SPIN + YIELD) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 bool set_threads(int threads, const int32_t* cores, int spin_us) {

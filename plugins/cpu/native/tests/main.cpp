@@ -1,8 +1,10 @@
 // The library's own checks, small enough to run under the address and thread sanitizers: hostile bytes through every
 // weight type and instruction set in buffers of the exact size, refusals, and regions from several threads at once.
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -67,8 +69,9 @@ void random_weights_stay_inside(int32_t type, int64_t rows, int64_t tokens) {
     const tenon_linear_part part = {packed.data(), packed.size(), rows, type, 0};
     const tenon_linear_part longer = {packed.data(), packed.size(), rows + 16, type, 0};
     void* linear = nullptr;
+    const int32_t fine = tokens == 3 ? 0 : int32_t{TENON_FINE};
     EXPECT(tenon_cpu_linear_new(&longer, 1, columns, nullptr, TENON_PLAIN, &linear) == TENON_BAD_SIZE);
-    EXPECT(tenon_cpu_linear_new(&part, 1, columns, nullptr, TENON_PLAIN, &linear) == TENON_OK);
+    EXPECT(tenon_cpu_linear_new(&part, 1, columns, nullptr, fine, &linear) == TENON_OK);
     std::vector<float> x(static_cast<size_t>(tokens * columns)), y(static_cast<size_t>(tokens * rows));
     for (float& value : x) value = static_cast<float>(random_byte()) / 64.0f - 2.0f;
     tenon_linear_call call = {linear, x.data(), y.data(), tokens, columns, rows, TENON_F32, TENON_F32};
@@ -85,6 +88,90 @@ void random_weights_stay_inside(int32_t type, int64_t rows, int64_t tokens) {
     EXPECT(std::isnan(found[static_cast<size_t>(2 * columns)]) && std::isnan(found[static_cast<size_t>(3 * columns)]));
 }
 
+uint16_t random_half() {  // some 0.002 to 0.008, of either sign
+    return static_cast<uint16_t>((random_byte() & 0x80) << 8 | (0x1800 + (random_byte() << 3)));
+}
+
+// Random codes with scales as models have them, or random floats.
+void fill_weights(int32_t type, Bytes& stored) {
+    const tenon::TypeInfo info = tenon::type_info(type);
+    if (!info.quantized) {
+        for (int64_t i = 0; i < stored.size() / info.stored_bytes; ++i) {
+            const float value = static_cast<float>(random_byte()) / 128.0f - 1.0f;
+            uint32_t bits;
+            std::memcpy(&bits, &value, 4);
+            const auto high = static_cast<uint16_t>(bits >> 16);
+            const uint16_t half = random_half();
+            uint8_t* at = stored.data() + i * info.stored_bytes;
+            if (type == 0) std::memcpy(at, &value, 4);
+            else std::memcpy(at, type == 1 ? &half : &high, 2);
+        }
+        return;
+    }
+    const bool has_min = type == 3 || type == 7 || type == 12 || type == 13;
+    for (int64_t at = 0; at < stored.size(); at += info.stored_bytes)
+        for (int i = 0; i < (has_min ? 2 : 1); ++i) {
+            const uint16_t half = random_half();
+            std::memcpy(stored.data() + at + (type == 14 ? 208 : 2 * i), &half, 2);
+        }
+}
+
+// y of the level in use against float64 of the same weights and activations. Allowed: half a step of each activation's
+// code, and float32's rounding of the sums.
+void products_are_right(int32_t type, int64_t tokens, bool fine, bool bf16) {
+    const tenon::TypeInfo info = tenon::type_info(type);
+    const int64_t rows = 35, columns = info.columns == 1 ? 333 : info.columns * (info.columns == 32 ? 5 : 2);
+    const int isa = tenon_cpu_isa();
+    Bytes stored(rows * tenon::stored_row_bytes(info, columns)), packed(tenon_cpu_packed_bytes(type, rows, columns));
+    fill_weights(type, stored);
+    EXPECT(tenon_cpu_pack(type, rows, columns, stored.data(), stored.size(), packed.data(), packed.size()) == TENON_OK);
+    std::vector<float> weight(static_cast<size_t>(rows * columns)), x(static_cast<size_t>(tokens * columns));
+    std::vector<float> y(static_cast<size_t>(tokens * rows));
+    std::vector<uint16_t> narrow(x.size());
+    std::vector<int32_t> ids(static_cast<size_t>(rows));
+    for (int64_t r = 0; r < rows; ++r) ids[static_cast<size_t>(r)] = static_cast<int32_t>(r);
+    EXPECT(tenon_cpu_isa_set(0) == TENON_OK);
+    const tenon_embedding_call look = {packed.data(), ids.data(), weight.data(), packed.size(), rows, columns,
+                                       rows,          columns,    type,          4,             TENON_F32, 1.0f};
+    EXPECT(tenon_cpu_embedding(&look) == TENON_OK);
+    EXPECT(tenon_cpu_isa_set(isa) == TENON_OK);
+    for (size_t i = 0; i < x.size(); ++i) {
+        x[i] = (static_cast<float>(random_byte()) / 64.0f - 2.0f) * (random_byte() < 4 ? 30.0f : 1.0f);
+        uint32_t bits;
+        std::memcpy(&bits, &x[i], 4);
+        narrow[i] = static_cast<uint16_t>(bits >> 16);
+        bits &= 0xffff0000u;
+        if (bf16) std::memcpy(&x[i], &bits, 4);
+    }
+    const tenon_linear_part part = {packed.data(), packed.size(), rows, type, 0};
+    void* linear = nullptr;
+    EXPECT(tenon_cpu_linear_new(&part, 1, columns, nullptr, fine ? int32_t{TENON_FINE} : 0, &linear) == TENON_OK);
+    const tenon_linear_call call = {linear, bf16 ? static_cast<const void*>(narrow.data()) : x.data(), y.data(), tokens,
+                                    columns, rows, bf16 ? TENON_BF16 : TENON_F32, TENON_F32};
+    EXPECT(tenon_cpu_linear(&call) == TENON_OK);
+    tenon_cpu_linear_free(linear);
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t r = 0; r < rows; ++r) {
+            double exact = 0, allowed = 0, most = 0;
+            for (int64_t c = 0; c < columns; ++c) {
+                const double w = weight[static_cast<size_t>(r * columns + c)], v = x[static_cast<size_t>(t * columns + c)];
+                if (info.quantized && c % 32 == 0) {
+                    most = 0;
+                    for (int64_t i = c; i < c + 32; ++i) most = std::fmax(most, std::fabs(x[static_cast<size_t>(t * columns + i)]));
+                }
+                exact += w * v;
+                allowed += std::fabs(w) * (info.quantized ? most / (fine ? 32384 : 127) * 0.5001 : 0);
+                allowed += (std::fabs(w * v) + std::fabs(most) * 0.05) * 4e-6;
+            }
+            const double error = std::fabs(exact - static_cast<double>(y[static_cast<size_t>(t * rows + r)]));
+            if (error <= allowed) continue;
+            std::fprintf(stderr, "type %d, isa %d, %ld tokens, fine %d, bf16 %d: at [%ld, %ld] off by %g, allowed %g\n", type, isa,
+                         static_cast<long>(tokens), fine, bf16, static_cast<long>(t), static_cast<long>(r), error, allowed);
+            EXPECT(!"a product is right");
+            return;
+        }
+}
+
 void sizes_that_make_no_sense_are_refused() {
     EXPECT(tenon_cpu_packed_bytes(99, 1, 32) == -TENON_NO_SUCH_TYPE);
     EXPECT(tenon_cpu_packed_bytes(3, 1, 33) == -TENON_BAD_ARGUMENT);
@@ -94,18 +181,36 @@ void sizes_that_make_no_sense_are_refused() {
     EXPECT(tenon_cpu_isa_set(tenon_cpu_isa_best() + 1) == TENON_NO_SUCH_ISA);
 }
 
-// Every thread runs once a region and passes barriers together; workers that sleep wake up.
-void regions_join(int spin_us) {
-    EXPECT(tenon_cpu_threads_set(3, nullptr, spin_us) == TENON_OK);
+// All work of a region is done once, whichever workers come; what a later part needs is there; sleepers wake up.
+void regions_join(int spin_us, int threads) {
+    EXPECT(tenon_cpu_threads_set(threads, nullptr, spin_us) == TENON_OK);
     for (int round = 0; round < 200; ++round) {
-        int before[3] = {0, 0, 0}, seen[3] = {0, 0, 0};
-        tenon::parallel([&](int thread, int threads) {
-            before[thread] = 1;
-            tenon::barrier();
-            for (int i = 0; i < threads; ++i) seen[thread] += before[i];
+        constexpr int COUNT = 37;
+        int first[COUNT] = {}, second[COUNT] = {};
+        tenon::Work ones(COUNT, threads, 1 + round % 5), sums(COUNT, threads, 1);
+        tenon::parallel([&](int thread, int) {
+            tenon::Range range;
+            for (; ones.take(thread, range); ones.tell(range))
+                for (int64_t i = range.begin; i < range.end; ++i) ++first[i];
+            ones.wait();
+            while (sums.take(thread, range))
+                for (const int one : first) second[range.begin] += one;
         });
-        EXPECT(seen[0] == 3 && seen[1] == 3 && seen[2] == 3);
+        for (const int sum : second) EXPECT(sum == COUNT);
+        if (round % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // until workers sleep
     }
+}
+
+void a_region_inside_a_region_is_its_threads_own() {
+    EXPECT(tenon_cpu_threads_set(3, nullptr, 50) == TENON_OK);
+    int64_t sums[8] = {};
+    tenon::parallel_for(8, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i)
+            tenon::parallel_for(100, [&](int64_t from, int64_t to, int) {
+                for (int64_t n = from; n < to; ++n) sums[i] += n;
+            });
+    });
+    for (const int64_t sum : sums) EXPECT(sum == 4950);
 }
 
 void callers_take_turns() {
@@ -126,13 +231,18 @@ void callers_take_turns() {
 
 int main() {
     sizes_that_make_no_sense_are_refused();
-    for (const int spin_us : {0, 200}) regions_join(spin_us);
+    for (const int spin_us : {0, 200})
+        for (const int threads : {1, 3, 9, 70}) regions_join(spin_us, threads);
+    a_region_inside_a_region_is_its_threads_own();
     callers_take_turns();
     for (int isa = 0; isa <= tenon_cpu_isa_best(); ++isa) {
         EXPECT(tenon_cpu_isa_set(isa) == TENON_OK);
         for (const int32_t type : TYPES)
             for (const int64_t rows : {1, 16, 35})
                 for (const int64_t tokens : {1, 3, 21}) random_weights_stay_inside(type, rows, tokens);
+        for (const int32_t type : TYPES)
+            for (const int64_t tokens : {1, 2, 7, 16, 45})
+                for (const int kind : {0, 1, 2, 3}) products_are_right(type, tokens, (kind & 1) != 0, (kind & 2) != 0);
     }
     tenon_cpu_threads_set(1, nullptr, 0);
     std::printf("native tests: %s\n", failures ? "failed" : "passed");

@@ -41,7 +41,12 @@ class NativePlan:
     counters: Tensor
     block_table: Tensor
     block_size: int
-    threads: int
+    parts: int
+
+
+def plan_parts(threads: int) -> int:
+    """Parts that a step's attention is cut into: several a thread, which take them as they come."""
+    return 1 if threads == 1 else 4 * threads
 
 
 def refuses(spec: AttentionSpec) -> No | None:
@@ -140,18 +145,18 @@ class NativeAttention(AttentionBackend):
     # once a step
 
     def plan(self, batch: AttentionBatch) -> NativePlan:
-        rows, heads, threads = batch.rows.shape[0], self.spec.num_kv_heads, native.num_threads()
+        rows, heads, parts = batch.rows.shape[0], self.spec.num_kv_heads, plan_parts(native.num_threads())
         pairs, part = rows * heads, self._group * (self.spec.head_dim + 2)
         if self._counters.shape[0] < pairs:  # plans of static keys keep the ones they began with
             self._counters = torch.zeros(pairs, dtype=torch.int32)
             self._partials = torch.empty(pairs * MOST_PARTS * part)
         plan = NativePlan(
-            lines=torch.zeros(PLAN_HEADER + 8 * rows + 4 * (threads + 1), dtype=torch.int32),
+            lines=torch.zeros(PLAN_HEADER + 8 * rows + 4 * (parts + 1), dtype=torch.int32),
             partials=self._partials,
             counters=self._counters,
             block_table=batch.block_table,
             block_size=batch.block_size,
-            threads=threads,
+            parts=parts,
         )
         return self.update(plan, batch)
 
@@ -163,7 +168,7 @@ class NativeAttention(AttentionBackend):
             num_valid=batch.num_valid,
             plan=plan.lines,
             num_rows=batch.rows.shape[0],
-            threads=plan.threads,
+            threads=plan.parts,
             kv_heads=self.spec.num_kv_heads,
             group=self._group,
             window=self.spec.sliding_window,

@@ -128,7 +128,7 @@ class NativeLinear:
     """Parts side by side as one callable: [tokens, out] of [tokens, in], in x's type. Holds the packed parts.
 
     silu_mul: of two parts of equal rows, silu(first) * second in the product's end. bias: [rows of all parts].
-    fine: activations of quantized parts are rounded to two int8 codes, some 15 bits, instead of one.
+    fine: activations of quantized parts are rounded to int16 codes instead of int8 ones.
     """
 
     __slots__ = ("_handle", "_run", "columns", "out_features", "parts")

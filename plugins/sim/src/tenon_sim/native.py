@@ -21,7 +21,6 @@ from .torch_module import SimModule
 ABI = 1
 NAME = "sim"
 FREE = "privateuseone"  # what torch calls the place until somebody takes it
-MAX_DEVICES = 8  # kMaxDevices of native/memory.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from tenon_platforms.errors import ConfigError
 
 from .faults import FAULTS
 
+MAX_DEVICES = 8  # kMaxDevices of native/memory.h
 CHARACTERS = ("static", "dynamic", "minimal")
 
 
@@ -25,6 +26,7 @@ class SimOptions:
     fault_step: int = 0
     fault_kind: str = "request"
     memory_mb: int = 4096
+    devices: int = 1
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> SimOptions:
@@ -43,6 +45,8 @@ class SimOptions:
                 raise ConfigError(f"sim.{name} is {getattr(made, name)}: it must not be negative")
         if made.memory_mb < 1:
             raise ConfigError(f"sim.memory_mb is {made.memory_mb}: it must be at least 1")
+        if not 1 <= made.devices <= MAX_DEVICES:
+            raise ConfigError(f"sim.devices is {made.devices}: it must be from 1 to {MAX_DEVICES}")
         return made
 
     @property

@@ -55,7 +55,10 @@ class SimPlatform(Platform):
 
     def probe(self) -> Sequence[DeviceInfo]:
         memory = self.settings.memory_mb << 20
-        return (DeviceInfo(id=0, name="simulated accelerator", uuid="sim-0", arch="sim", memory=memory),)
+        return tuple(
+            DeviceInfo(id=index, name="simulated accelerator", uuid=f"sim-{index}", arch="sim", memory=memory)
+            for index in range(self.settings.devices)
+        )
 
     def device(self, index: int = 0) -> Device:
         return SimDevice(

@@ -20,7 +20,7 @@ from ahead_of_time import has_early_launch, source_of, spills, target_of
 from kernels_to_compile import Entry
 
 from tenon_triton.attention import kv_cache
-from tenon_triton.attention.configs import JOIN_ELEMENTS, MAX_PARTS, MIN_ROWS, attention_configs, next_power
+from tenon_triton.attention.configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, attention_configs, next_power
 from tenon_triton.attention.decode import decode_kernel, join_kernel
 from tenon_triton.attention.prefill import prefill_kernel
 from tenon_triton.facts import DeviceFacts
@@ -59,16 +59,20 @@ def entries(
         "GROUP": group, "DIM": dim, "DIM_PAD": next_power(dim), "PAGE": page, "WINDOW": window, "SOFT_CAP": cap,
         "SINKS": sinks, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
-    decode = configs.decode
-    joined = {
-        "MAX_PARTS": MAX_PARTS, "MIN_TILES": -(-decode.min_tokens // decode.tile), "max_parts": "i32",
-        "CHUNK": JOIN_ELEMENTS // next_power(dim), "parts_mixed": "*fp32", "parts_log": "*fp32",
-    }  # fmt: skip
-    arguments = {
-        **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),
-        "JOIN": decode.join, "TAIL": decode.tail,
-    }  # fmt: skip
-    yield f"decode {name}", Entry(kernel=decode_kernel, arguments=arguments, warps=decode.warps, stages=decode.stages)
+    joined = {"max_parts": "i32", "parts_mixed": "*fp32", "parts_log": "*fp32"}
+    assert configs.few is not None
+    for label, decode in (("decode", configs.decode), ("few", configs.few)):
+        arguments = {
+            **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),
+            "LINES": next_power(group), "CHUNK": max(JOIN_ELEMENTS // (next_power(dim) * next_power(group)), 1),
+            "CACHE_LINES": max(1, next_power(dim) * BYTES[kv] // CACHE_LINE) if decode.fetches else 0,
+            "JOIN": decode.join, "TAIL": decode.tail,
+            "MIN_TILES": -(-decode.min_tokens // decode.tile),
+        }  # fmt: skip
+        yield (
+            f"{label} {name}",
+            Entry(kernel=decode_kernel, arguments=arguments, warps=decode.warps, stages=decode.stages),
+        )
     for label, config in (("short", configs.short), ("long", configs.long)):
         arguments = {
             **common, "query_starts": i32, "first_row": "i32", "num_rows": "i32", "TILE": config.tile,
@@ -80,7 +84,11 @@ def entries(
         )
     if name == "llama":
         keys = ("output", "seq_lens", "output_token_stride", "DIM", "DIM_PAD", "WINDOW")
-        arguments = {**{key: common[key] for key in keys}, **joined, "NUM_HEADS": 8 * group, "TILE": decode.tile}
+        arguments = {
+            **{key: common[key] for key in keys}, **joined, "NUM_HEADS": 8 * group, "TILE": configs.decode.tile,
+            "MIN_TILES": -(-configs.decode.min_tokens // configs.decode.tile),
+            "CHUNK": JOIN_ELEMENTS // next_power(dim),
+        }  # fmt: skip
         yield "join llama", Entry(kernel=join_kernel, arguments=arguments, stages=1)
         yield (
             "copy",

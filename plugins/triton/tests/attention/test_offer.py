@@ -73,7 +73,7 @@ def test_configurations_fit(dim: int, shared: int, size: int) -> None:
     facts = DeviceFacts(compute_units=100, shared_bytes=shared)
     for group in (1, 2, 5, 8, 64):
         found = attention_configs(dim, group, size, size, facts)
-        for config in (found.decode, found.short, found.long):
+        for config in (found.decode, found.short, found.long, found.few):
             held = config.stages * config.tile * next_power(dim) * 2 * size
             assert held <= shared or config.stages == 1
             assert config.tile >= 16

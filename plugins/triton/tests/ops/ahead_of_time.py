@@ -19,7 +19,7 @@ from kernels_to_compile import KERNELS, Entry
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tenon_triton.ops.early import FIRST_ARCH
+from tenon_triton.early import FIRST_ARCH
 
 
 def target_of(text: str) -> GPUTarget:
@@ -29,7 +29,7 @@ def target_of(text: str) -> GPUTarget:
 
 
 def has_early_launch(target_name: str) -> bool:
-    """Whether kernels wait for the ones before them by themselves, as `tenon_triton.ops.early` says."""
+    """Whether kernels wait for the ones before them by themselves, as `tenon_triton.early` says."""
     backend, _, arch = target_name.partition(":")
     return backend == "cuda" and int(arch) >= FIRST_ARCH
 

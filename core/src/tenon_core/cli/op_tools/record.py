@@ -48,7 +48,8 @@ def record(
     from tenon_platforms.execution import ExecutableKind
 
     from .case_file import write_cases
-    from .recording import RECORDED_OPS, Recorder, RecordingTable
+    from .recorder import RECORDED_OPS, Recorder
+    from .recording import RecordingTable
     from .runs import encode, run_greedy
 
     if unknown := sorted(set(ops) - set(RECORDED_OPS)):

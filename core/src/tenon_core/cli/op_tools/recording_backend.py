@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -11,9 +11,7 @@ from tenon_platforms.batch import AttentionBatch, GQAInputs
 from tenon_platforms.ops.attention import AttentionSpec
 
 from .case_file import Case
-
-if TYPE_CHECKING:
-    from .recording import Recorder
+from .recorder import Recorder
 
 
 class RecordingBackend(AttentionBackend):

@@ -19,8 +19,8 @@ from ..blocks import Block, Blocks, Change, Kind
 from ..chat import LONG_TEXT, Chat
 from ..errors import HttpError, http_error
 from ..logprobs import chat_logprobs
+from ..response_store import Item, ResponseStore, Stored, as_items
 from .response_fields import ResponseFields
-from .response_store import Item, ResponseStore, Stored, as_items
 
 PREFIXES = {Kind.TEXT: "msg", Kind.THOUGHT: "rs", Kind.CALL: "fc"}
 ENDED = "completed"

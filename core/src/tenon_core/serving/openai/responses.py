@@ -16,13 +16,13 @@ from ..answers import Head, json_response, new_label
 from ..body import read_object
 from ..chat import begin
 from ..errors import HttpError
+from ..response_store import Item, Stored
 from ..services import Services, unless_gone
 from ..sse import stream_response
 from .response_events import error_event, events
 from .response_fields import ResponseFields, as_chat, names_of_this_api, parsed
 from .response_items import checked_items, refusal
 from .response_run import Run, conversation_of
-from .response_store import Item, Stored
 
 LIMIT, MOST = 20, 100  # items of a page
 

@@ -1,15 +1,13 @@
 // Products of float weights: a column of 16 rows times one activation, summed in float32 in the order of the columns.
-// Included inside namespace tenon::TENON_LEVEL, after bytes.inl.
+// Included inside namespace tenon::TENON_LEVEL, after bytes.inl and pairs.inl.
 
 #if TENON_LEVEL_NUMBER >= 2
-TENON_INLINE Rows rload(const float* p) { return {_mm512_loadu_ps(p)}; }
 TENON_INLINE void rpairs(const uint8_t* p, Rows& even, Rows& odd) {
     const __m512i both = _mm512_loadu_si512(p);
     even.v = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     odd.v = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 #elif TENON_LEVEL_NUMBER == 1
-TENON_INLINE Rows rload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 TENON_INLINE void rpairs(const uint8_t* p, Rows& even, Rows& odd) {
     const Codes both = cload(p);
     const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
@@ -17,11 +15,6 @@ TENON_INLINE void rpairs(const uint8_t* p, Rows& even, Rows& odd) {
     odd = {_mm256_castsi256_ps(_mm256_and_si256(both.a, high)), _mm256_castsi256_ps(_mm256_and_si256(both.b, high))};
 }
 #else
-TENON_INLINE Rows rload(const float* p) {
-    Rows r;
-    std::memcpy(r.v, p, 64);
-    return r;
-}
 TENON_INLINE void rpairs(const uint8_t* p, Rows& even, Rows& odd) {
     uint16_t both[32];
     std::memcpy(both, p, 64);
@@ -68,13 +61,15 @@ static void multiply_dense_tokens(const uint8_t* group, const Activations& x, in
     for (int m = 0; m < M; ++m) rstore(out + m * GROUP, acc[m]);
 }
 
+constexpr int DENSE_TILE = TENON_LEVEL_NUMBER >= 2 ? 12 : TENON_LEVEL_NUMBER == 1 ? 6 : 1;
+
 template <WeightType TYPE>
 static void multiply_dense(const uint8_t* group, const Activations& x, int64_t tokens, float* out) {
     int64_t t = 0;
-    for (; t + TILE <= tokens; t += TILE) multiply_dense_tokens<TYPE, TILE>(group, x, t, out + t * GROUP);
-    if constexpr (TILE > 4)
+    for (; t + DENSE_TILE <= tokens; t += DENSE_TILE) multiply_dense_tokens<TYPE, DENSE_TILE>(group, x, t, out + t * GROUP);
+    if constexpr (DENSE_TILE > 4)
         for (; t + 4 <= tokens; t += 4) multiply_dense_tokens<TYPE, 4>(group, x, t, out + t * GROUP);
-    if constexpr (TILE > 2)
+    if constexpr (DENSE_TILE > 2)
         for (; t + 2 <= tokens; t += 2) multiply_dense_tokens<TYPE, 2>(group, x, t, out + t * GROUP);
     for (; t < tokens; ++t) multiply_dense_tokens<TYPE, 1>(group, x, t, out + t * GROUP);
 }

@@ -19,6 +19,27 @@ struct Activations {
     int64_t columns;
 };
 
+// Activations of all tokens of a call in int16 codes (fine.inl), block after block, each with all its tokens.
+struct Fine {
+    const int16_t* codes;   // [columns / 32, tokens, 32], columns in the order of fine.inl
+    const float* units;     // [columns / 32, tokens]; x = unit q
+    const float* sums;      // [columns / 32, tokens], unit times the sum of codes
+    const int32_t* totals;  // [columns / 32, tokens, 2], sums of codes over 16 columns
+    const int8_t* high;     // [columns / 32, tokens, 32], or null; code = 254 high + low, columns in their order
+    const int8_t* low;
+    int64_t columns, tokens;
+};
+
+// Where a token's first block goes; the next one is `tokens` further.
+struct FineTaken {
+    int16_t* codes;
+    float* units;
+    float* sums;
+    int32_t* totals;
+    int8_t* high;
+    int8_t* low;
+};
+
 struct LinearKernels {
     // One token. x: `columns` values of a tenon_dtype; values is written where not null, codes likewise.
     void (*take)(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales,
@@ -26,6 +47,11 @@ struct LinearKernels {
     // out [tokens, 16] of one packed group. scratch: columns * 16 bytes of this thread's, 64-aligned.
     void (*multiply)(int32_t type, const uint8_t* group, const Activations& x, int64_t tokens, float* out,
                      uint8_t* scratch);
+    // As take and multiply, in int16 codes. tokens: of the whole call.
+    void (*take_fine)(const void* x, int dtype, int64_t columns, int64_t tokens, const FineTaken& to);
+    void (*multiply_fine)(int32_t type, const uint8_t* group, const Fine& x, int64_t first, int64_t tokens, float* out,
+                          uint8_t* scratch);
+    int64_t tiles_from;  // tokens from which multiply_fine reads `high` and `low`; 0: never
     // y[t, 0..rows) of a tenon_dtype = out[t] + bias; with `up`: silu(out[t] + bias) * (up[t] + up_bias).
     void (*finish)(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
                    int rows, void* y, int dtype, int64_t stride);

@@ -8,12 +8,16 @@ namespace TENON_LEVEL {
 
 #include "linear/bytes.inl"
 #include "linear/blocks.inl"
+#include "linear/pairs.inl"
 #include "linear/dense.inl"
 #include "linear/expand.inl"
 #include "linear/take.inl"
+#include "linear/fine.inl"
 #if TENON_LEVEL_NUMBER == 4
 #include "linear/tiles.inl"
 constexpr int64_t TILES_FROM = 8;  // tokens from which tiles are the faster
+#else
+constexpr int64_t TILES_FROM = 0;
 #endif
 
 static void take(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales,
@@ -51,6 +55,31 @@ static void multiply(int32_t type, const uint8_t* group, const Activations& x, i
         case WeightType::q4_k: return multiply_quantized<WeightType::q4_k>(group, x, tokens, out, scratch);
         case WeightType::q5_k: return multiply_quantized<WeightType::q5_k>(group, x, tokens, out, scratch);
         case WeightType::q6_k: return multiply_quantized<WeightType::q6_k>(group, x, tokens, out, scratch);
+    }
+}
+
+template <WeightType TYPE>
+static void multiply_fine_of(const uint8_t* group, const Fine& x, int64_t first, int64_t tokens, float* out,
+                             uint8_t* scratch) {
+#if TENON_LEVEL_NUMBER == 4
+    if (x.high != nullptr && tokens >= TILES_FROM) return multiply_fine_tiles<TYPE>(group, x, first, tokens, out, scratch);
+#endif
+    (void)scratch;
+    multiply_fine_blocks<TYPE>(group, x, first, tokens, out);
+}
+
+static void multiply_fine(int32_t type, const uint8_t* group, const Fine& x, int64_t first, int64_t tokens, float* out,
+                          uint8_t* scratch) {
+    switch (static_cast<WeightType>(type)) {
+        case WeightType::q4_0: return multiply_fine_of<WeightType::q4_0>(group, x, first, tokens, out, scratch);
+        case WeightType::q4_1: return multiply_fine_of<WeightType::q4_1>(group, x, first, tokens, out, scratch);
+        case WeightType::q5_0: return multiply_fine_of<WeightType::q5_0>(group, x, first, tokens, out, scratch);
+        case WeightType::q5_1: return multiply_fine_of<WeightType::q5_1>(group, x, first, tokens, out, scratch);
+        case WeightType::q8_0: return multiply_fine_of<WeightType::q8_0>(group, x, first, tokens, out, scratch);
+        case WeightType::q4_k: return multiply_fine_of<WeightType::q4_k>(group, x, first, tokens, out, scratch);
+        case WeightType::q5_k: return multiply_fine_of<WeightType::q5_k>(group, x, first, tokens, out, scratch);
+        case WeightType::q6_k: return multiply_fine_of<WeightType::q6_k>(group, x, first, tokens, out, scratch);
+        default: return;  // dense parts take no codes
     }
 }
 
@@ -110,7 +139,8 @@ static void put_row(const float* values, int64_t columns, void* y, int dtype) {
     for (int64_t c = 0; c < columns; ++c) put(y, dtype, c, values[c]);
 }
 
-extern const LinearKernels linear_kernels = {take, multiply, finish, expand, put_row};
+extern const LinearKernels linear_kernels = {take,   multiply, take_fine, multiply_fine, TILES_FROM,
+                                             finish, expand,   put_row};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -1,4 +1,4 @@
-// AMX: sixteen tokens at a time. Included inside namespace tenon::amx, after blocks.inl and dense.inl.
+// AMX: sixteen tokens at a time. Included inside namespace tenon::amx, after blocks.inl, dense.inl and fine.inl.
 //
 // Quantized: a group's codes are unpacked once into `scratch`, 512 bytes a block, which is a B tile of 8 rows; one
 // product a block (twice for halves of Q6_K), then the scales, in the same order and with the same roundings as the
@@ -56,6 +56,13 @@ TENON_INLINE void tile_dot(const int8_t* x, int64_t stride, const uint8_t* codes
     if constexpr (TYPE == WeightType::q8_0) _tile_dpbssd(0, 2, 3);
     else _tile_dpbsud(0, 2, 3);
     _tile_stored(0, sums, 64);
+}
+
+// 254 high + low.
+TENON_INLINE Sum joined(const int32_t* high, const int32_t* low) {
+    const __m512i h = _mm512_load_si512(high);
+    const __m512i most = _mm512_sub_epi32(_mm512_slli_epi32(h, 8), _mm512_slli_epi32(h, 1));
+    return _mm512_add_epi32(most, _mm512_load_si512(low));
 }
 
 template <WeightType TYPE>
@@ -118,6 +125,54 @@ static void multiply_tiles(const uint8_t* group, const Activations& x, int64_t t
                     const float weight = unit * static_cast<float>(total);
                     acc[m] = rfmas(minimum, F::IS_SUPER ? -weight : weight, acc[m]);
                 }
+            }
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < 16; ++m) {
+            if (m >= count) break;
+            rstore(out + (t + m) * GROUP, acc[m]);
+        }
+    }
+    _tile_release();
+}
+
+// int16 activations as high and low int8 codes: two products a block, joined before the scales.
+template <WeightType TYPE>
+static void multiply_fine_tiles(const uint8_t* group, const Fine& x, int64_t first, int64_t tokens, float* out,
+                                uint8_t* scratch) {
+    using F = Format<TYPE>;
+    const int64_t blocks = x.columns / BLOCK;
+    constexpr int HALVES = TYPE == WeightType::q6_k ? 2 : 1;
+    alignas(64) int32_t high[HALVES][16 * 16], low[HALVES][16 * 16];
+    unpack_group<TYPE>(group, blocks, scratch);
+    for (int64_t t = 0; t < tokens; t += 16) {
+        const int count = static_cast<int>(tokens - t < 16 ? tokens - t : 16);
+        const uint8_t* at = group;
+        configure(count, 32 / HALVES);
+        Rows acc[16];
+#pragma GCC unroll 16
+        for (int m = 0; m < 16; ++m) acc[m] = rzero();
+        Rows d = rzero(), dmin = rzero();
+        for (int64_t b = 0; b < blocks; ++b, at += F::BYTES) {
+            if constexpr (F::IS_SUPER) {
+                if (b % 8 == 0) {
+                    d = rhalf(at);
+                    if constexpr (F::HAS_MIN) dmin = rhalf(at + 32);
+                    at += F::HEAD;
+                }
+            }
+            const BlockScales s = scales_of<TYPE>(at, d, dmin);
+            const int64_t one = b * x.tokens + first + t;
+            for (int h = 0; h < HALVES; ++h) {
+                tile_dot<TYPE>(x.high + one * BLOCK + 16 * h, BLOCK, scratch + 512 * b + 256 * h, high[h]);
+                tile_dot<TYPE>(x.low + one * BLOCK + 16 * h, BLOCK, scratch + 512 * b + 256 * h, low[h]);
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < 16; ++m) {
+                if (m >= count) break;
+                const Sum sum = joined(high[0] + 16 * m, low[0] + 16 * m);
+                const Sum second = HALVES == 2 ? joined(high[HALVES - 1] + 16 * m, low[HALVES - 1] + 16 * m) : sum;
+                acc[m] = scaled<TYPE>(acc[m], sum, second, s, x.units[one + m], x.sums[one + m], x.totals + 2 * (one + m));
             }
         }
 #pragma GCC unroll 16

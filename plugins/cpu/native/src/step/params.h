@@ -27,12 +27,12 @@ struct RowPlan {
     int32_t splits_keys;
 };
 
-// Where a thread begins: unit `unit` of KV head `kv_head` of row `row`.
+// Where a part begins, which one thread computes: unit `unit` of KV head `kv_head` of row `row`.
 struct PlanBound {
     int32_t row, kv_head, unit, unused;
 };
 
-// plan: int32 [PLAN_HEADER + 8 rows + 4 (threads + 1)] = (threads, rows, tokens of rows, 0...), RowPlans, PlanBounds.
+// plan: int32 [PLAN_HEADER + 8 rows + 4 (parts + 1)] = (parts, rows, tokens of rows, 0...), RowPlans, PlanBounds.
 struct AttentionPlanParams {
     const int32_t* rows;
     const int32_t* query_starts;
@@ -40,7 +40,7 @@ struct AttentionPlanParams {
     const int32_t* num_valid;
     int32_t* plan;
     int64_t num_rows;
-    int32_t threads, kv_heads, group, window, causal, unused;
+    int32_t threads, kv_heads, group, window, causal, unused;  // threads: parts to cut a step into
 };
 
 // Tokens behind those of the plan's rows are padding: their output is zero.

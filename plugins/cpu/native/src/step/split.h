@@ -5,14 +5,11 @@
 
 namespace tenon {
 
-// body(begin, end) on shares of [0, n), or here alone where n is at most `alone`.
+// body(begin, end) over chunks of [0, n), or here alone where n is at most `alone`.
 template <class Body>
 void split(int64_t n, int64_t alone, Body&& body) {
     if (n <= alone || num_threads() == 1) return body(int64_t{0}, n);
-    parallel([&](int thread, int threads) {
-        const Range range = share(n, thread, threads);
-        if (range.begin < range.end) body(range.begin, range.end);
-    });
+    parallel_for(n, [&](int64_t begin, int64_t end, int) { body(begin, end); });
 }
 
 }  // namespace tenon

@@ -1,6 +1,6 @@
 """Linears, gated MLPs and embeddings by the native library: weights stay in the bits of their file.
 
-A GGUF part is packed block for block, its activations rounded to one or two int8 codes; a dense part keeps its stored
+A GGUF part is packed block for block, its activations rounded to int16 or int8 codes; a dense part keeps its stored
 type where the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both.
 """
 
@@ -39,7 +39,7 @@ class Packer:
 
     @property
     def is_fine(self) -> bool:
-        """Whether activations of blocks are two int8 codes: one alone moves logits by some hundredths."""
+        """Whether activations of blocks are int16 codes: int8 ones move logits by some hundredths."""
         return self.gguf != "inplace"
 
     def refuses(self, scheme: WeightScheme, columns: int, dtype: DType) -> No | None:

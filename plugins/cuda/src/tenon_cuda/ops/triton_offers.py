@@ -43,7 +43,9 @@ def device_facts(device: Device, arch: Arch) -> DeviceFacts:
 
 def register(table: OpTable, device: Device, facts: DeviceFacts, settings: CUDAOptions) -> None:
     """Offer them all. Raises `PluginError` where an offer's name is taken."""
-    head = LinearPolicy(float8=facts.fp8)  # never quantized by us: its error is a logit's
+    head = LinearPolicy(
+        float8=facts.fp8, shared_bytes=facts.shared_bytes
+    )  # never quantized by us: its error is a logit's
     layers = replace(head, online_float8=settings.quantize == "fp8")
 
     def paged(spec: AttentionSpec) -> Kernel | No:

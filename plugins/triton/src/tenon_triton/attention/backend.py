@@ -107,7 +107,8 @@ class TritonAttention(AttentionBackend):
             decodes = 0 if key.static else host.num_decodes
         if self.batch_invariant:
             decodes = 0
-        parts = max_parts(decodes, self.spec.num_kv_heads, self.configs.decode, self.facts) if decodes else 1
+        config = self.configs.decode_for(decodes, self.spec.num_kv_heads, self.facts)
+        parts = max_parts(decodes, self.spec.num_kv_heads, config, self.facts) if decodes else 1
         rest = host.query_lens[decodes:] if not key.static else host.query_lens[:0]
         return TritonPlan(
             context=_context(batch),
@@ -131,7 +132,8 @@ class TritonAttention(AttentionBackend):
 
     def _make_workspace(self) -> Workspace:
         """For any key: parts are only added while rows x kv heads x parts is below the wanted number of programs."""
-        programs = self.configs.decode.programs_per_unit * self.facts.compute_units
+        configs = [config for config in (self.configs.decode, self.configs.few) if config is not None]
+        programs = max(config.programs_per_unit for config in configs) * self.facts.compute_units
         heads = programs * self.group
         return Workspace(
             mixed=self.device.zeros((heads * self.spec.head_dim,), torch.float32),
@@ -156,7 +158,7 @@ class TritonAttention(AttentionBackend):
                 plan.parts,
                 self._workspace,
                 spec,
-                self.configs.decode,
+                self.configs.decode_for(plan.num_decodes, spec.num_kv_heads, self.facts),
             )
         rest = plan.num_rows - plan.num_decodes
         if rest > 0:

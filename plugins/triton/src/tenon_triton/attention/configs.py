@@ -13,6 +13,7 @@ from ..facts import DeviceFacts
 MIN_ROWS = 16  # of a product's left side
 MAX_PARTS = 128
 JOIN_ELEMENTS = 4096  # values that a program joins at a time
+CACHE_LINE = 128  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,24 +30,35 @@ class TileConfig:
 class DecodeConfig:
     """tile, warps, stages as in `TileConfig`. programs_per_unit: parts are added until there are so many programs for
     each compute unit. min_tokens: of a part. join: the last part of a row joins them all, without a second launch.
-    tail: whole tiles have a loop of their own, without masks."""
+    tail: whole tiles have a loop of their own, without masks. fetches: a part's first tile is fetched before the newest
+    query is there, which pays where a step waits for one row and not for memory."""
 
     tile: int
     warps: int
     stages: int
     programs_per_unit: int = 8
-    min_tokens: int = 64
+    min_tokens: int = 512
     join: bool = True
     tail: bool = False
+    fetches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfigs:
-    """What a backend launches: decodes, few tokens a row, many tokens a row."""
+    """What a backend launches: decodes, few tokens a row, many tokens a row.
+
+    few: decodes whose rows and KV heads alone are not a program for each compute unit: a step waits for one row, not
+    for memory. None: as others.
+    """
 
     decode: DecodeConfig
     short: TileConfig
     long: TileConfig
+    few: DecodeConfig | None = None
+
+    def decode_for(self, rows: int, kv_heads: int, facts: DeviceFacts) -> DecodeConfig:
+        """How so many rows are decoded."""
+        return self.few if self.few is not None and rows * kv_heads <= facts.compute_units else self.decode
 
 
 def next_power(value: int) -> int:
@@ -72,11 +84,14 @@ def attention_configs(
     short = TileConfig(tile=64 if padded <= 128 else 32, warps=4, stages=3, block_rows=rows)
     # on an H200 at 95 to 101% of its memory's speed from 64 rows on, in groups of 2 and of 4 heads
     decode = DecodeConfig(tile=32, warps=2 if padded <= 128 else 4, stages=2)
+    few_tile = 64 if padded <= 128 and query_bytes <= 2 else 32
+    few = DecodeConfig(tile=few_tile, warps=decode.warps, stages=2, min_tokens=64, fetches=True)
     query_room = {config: config.block_rows * padded * query_bytes for config in (short, long)}
     return AttentionConfigs(
         decode=replace(decode, stages=_stages(decode.stages, decode.tile * token_bytes, 0, facts)),
         short=replace(short, stages=_stages(short.stages, short.tile * token_bytes, query_room[short], facts)),
         long=replace(long, stages=_stages(long.stages, long.tile * token_bytes, query_room[long], facts)),
+        few=replace(few, stages=_stages(few.stages, few.tile * token_bytes, 0, facts)),
     )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..ops.early import trigger, wait
-from .tile import LOG2_E, attend_tile, blocks_of
+from ..early import fetch, trigger, wait
+from .tile import LOG2_E, attend_tile, blocks_of, slot_offsets
 
 
 @triton.jit
@@ -28,36 +28,49 @@ def first_seen(length, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def join_head(
+def join_heads(
     output,
     parts_mixed,
     parts_log,
     num_parts,
+    max_parts,
+    HEADS: tl.constexpr,
+    LINES: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One head's parts into its output [DIM]: their average, weighted by their sums."""
+    """Neighbouring heads' parts into their outputs [HEADS, DIM]: averages, weighted by their sums.
+
+    All heads at once, and a chunk's sums and values in flight together: this is the last thing that a row waits for.
+    """
+    line = tl.arange(0, LINES)
     dims = tl.arange(0, DIM_PAD)
-    every = tl.arange(0, MAX_PARTS)
-    peak = tl.max(tl.load(parts_log + every, mask=every < num_parts, other=float("-inf")), 0)
-    peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = 0.0
-    mixed = tl.zeros([DIM_PAD], tl.float32)
+    peak = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    mixed = tl.zeros([LINES, DIM_PAD], tl.float32)
     for first in range(0, num_parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
-        log = tl.load(parts_log + part, mask=part < num_parts, other=float("-inf"))
-        weight = tl.exp2(log - peak)  # [CHUNK]
+        held_by = line[:, None] * max_parts + part[None, :]  # [LINES, CHUNK]
+        there = (line[:, None] < HEADS) & (part[None, :] < num_parts)
+        log = tl.load(parts_log + held_by, mask=there, other=float("-inf"))
         held = tl.load(
-            parts_mixed + part[:, None] * DIM + dims[None, :],
-            mask=(part[:, None] < num_parts) & (dims[None, :] < DIM),
+            parts_mixed + (held_by * DIM)[:, :, None] + dims[None, None, :],
+            mask=there[:, :, None] & (dims[None, None, :] < DIM),
             other=0.0,
         )
-        mixed += tl.sum(held * weight[:, None], 0)
-        total += tl.sum(weight, 0)
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)
-    tl.store(output + dims, mixed.to(output.dtype.element_ty), mask=dims < DIM)
+        higher = tl.maximum(peak, tl.max(log, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        decay, weight = tl.exp2(peak - level), tl.exp2(log - level[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        mixed = mixed * decay[:, None] + tl.sum(held * weight[:, :, None], 1)
+        peak = higher
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(
+        output + line[:, None] * DIM + dims[None, :],
+        mixed.to(output.dtype.element_ty),
+        mask=(line[:, None] < HEADS) & (dims[None, :] < DIM),
+    )
 
 
 @triton.jit(do_not_specialize=["block_table", "rows", "seq_lens", "max_parts", "table_stride"])
@@ -87,7 +100,8 @@ def decode_kernel(
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
+    LINES: tl.constexpr,
+    CACHE_LINES: tl.constexpr,
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -101,10 +115,11 @@ def decode_kernel(
     """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
 
     parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
-    [rows, kv heads], zero between launches.
+    [rows, kv heads], zero between launches. CACHE_LINES: of a key, or 0: nothing is fetched ahead. What a step's inputs
+    say and where the context lies is complete before this launch can begin (`ops/rows.py`), so it is read, and fetched,
+    before the newest query, key and value are.
     """
     trigger(EARLY)
-    wait(EARLY)
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -115,8 +130,22 @@ def decode_kernel(
     share = part_tiles(num_tiles, max_parts, MIN_TILES)
     num_parts = (num_tiles + share - 1) // share
     if part >= num_parts:
+        if part == 0:
+            wait(EARLY)  # a launch is not complete before the one ahead of it is
         return
     table = block_table + tl.load(rows + row).to(tl.int64) * table_stride
+
+    keys = cache + kv_head * (PAGE * DIM)
+    values = keys + NUM_KV_HEADS * PAGE * DIM
+    start_of_part = begin + part * share * TILE
+    end_of_part = tl.minimum(start_of_part + share * TILE, length)
+    blocks = blocks_of(table, start_of_part, length - 1, TILE, PAGE)
+    if CACHE_LINES > 0:
+        offsets = slot_offsets(blocks, start_of_part, block_stride, TILE, PAGE, DIM)
+        ahead = tl.minimum(tl.arange(0, CACHE_LINES) * (DIM_PAD // CACHE_LINES), DIM - 1)
+        fetch(keys + offsets[:, None] + ahead[None, :], EARLY)
+        fetch(values + offsets[:, None] + ahead[None, :], EARLY)
+    wait(EARLY)
 
     line = tl.arange(0, BLOCK_ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -135,12 +164,6 @@ def decode_kernel(
             peak = tl.load(sinks + head, mask=line < GROUP, other=0.0).to(tl.float32) * LOG2_E
             total = total + 1.0
     mixed = tl.zeros([BLOCK_ROWS, DIM_PAD], tl.float32)
-
-    keys = cache + kv_head * (PAGE * DIM)
-    values = keys + NUM_KV_HEADS * PAGE * DIM
-    start_of_part = begin + part * share * TILE
-    end_of_part = tl.minimum(start_of_part + share * TILE, length)
-    blocks = blocks_of(table, start_of_part, length - 1, TILE, PAGE)
     whole = start_of_part
     if TAIL:
         whole = end_of_part // TILE * TILE
@@ -170,13 +193,11 @@ def decode_kernel(
         before = tl.atomic_add(arrival, 1, sem="acq_rel")
         if before == num_parts - 1:
             tl.store(arrival, 0)
-            for one in range(GROUP):
-                mine = kv_head * GROUP + one
-                held = (row * NUM_KV_HEADS * GROUP + mine) * max_parts
-                join_head(
-                    out + mine * DIM, parts_mixed + held * DIM, parts_log + held, num_parts, DIM, DIM_PAD, MAX_PARTS,
-                    CHUNK,
-                )  # fmt: skip
+            held = (row * NUM_KV_HEADS + kv_head) * GROUP * max_parts
+            join_heads(
+                out + kv_head * GROUP * DIM, parts_mixed + held * DIM, parts_log + held, num_parts, max_parts, GROUP,
+                LINES, DIM, DIM_PAD, CHUNK,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["seq_lens", "max_parts"])
@@ -191,7 +212,6 @@ def join_kernel(
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     TILE: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -210,4 +230,4 @@ def join_kernel(
         return
     held = (row * NUM_HEADS + head) * max_parts
     out = output + row.to(tl.int64) * output_token_stride + head * DIM
-    join_head(out, parts_mixed + held * DIM, parts_log + held, num_parts, DIM, DIM_PAD, MAX_PARTS, CHUNK)
+    join_heads(out, parts_mixed + held * DIM, parts_log + held, num_parts, max_parts, 1, 1, DIM, DIM_PAD, CHUNK)

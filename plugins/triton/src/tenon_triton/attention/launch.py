@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tenon_platforms.ops.attention import AttentionSpec
 
-from ..ops import early
-from .configs import JOIN_ELEMENTS, MAX_PARTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
+from .. import early
+from .configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel
 
@@ -102,8 +102,7 @@ def launch_decode(
 ) -> None:
     """The first `num_rows` rows, whose tokens are the first of `query`, in at most `parts` parts each."""
     group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
-    padded = next_power(dim)
-    chunk = max(JOIN_ELEMENTS // padded, 1)
+    padded, lines = next_power(dim), next_power(group)
     min_tiles = -(-config.min_tokens // config.tile)
     options = {"num_warps": config.warps, "num_stages": config.stages, **early.options()}
     decode_kernel[(spec.num_kv_heads, num_rows, parts)](
@@ -132,9 +131,10 @@ def launch_decode(
         PAGE=context.block_size,
         TILE=config.tile,
         BLOCK_ROWS=max(MIN_ROWS, next_power(group)),
-        MAX_PARTS=MAX_PARTS,
+        LINES=lines,
+        CACHE_LINES=max(1, padded * cache.element_size() // CACHE_LINE) if config.fetches else 0,
         MIN_TILES=min_tiles,
-        CHUNK=chunk,
+        CHUNK=max(JOIN_ELEMENTS // (padded * lines), 1),
         WINDOW=spec.sliding_window,
         SOFT_CAP=spec.soft_cap > 0,
         SINKS=spec.sinks,
@@ -155,9 +155,8 @@ def launch_decode(
             DIM=dim,
             DIM_PAD=padded,
             TILE=config.tile,
-            MAX_PARTS=MAX_PARTS,
             MIN_TILES=min_tiles,
-            CHUNK=chunk,
+            CHUNK=max(JOIN_ELEMENTS // padded, 1),
             WINDOW=spec.sliding_window,
             num_warps=4,
             **early.options(),

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tenon_platforms.batch import RowColumn, SamplingBatch
 
-from . import early
-from .early import trigger, wait
+from .. import early
+from ..early import trigger, wait
 from .noise import LARGEST_NOISE, gumbel, threefry
 from .scores import COUNT_SLOT, TEMPERATURE, arguments, edited, heat, number, whole
 

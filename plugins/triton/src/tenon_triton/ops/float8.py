@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import early
-from .early import trigger, wait
+from .. import early
+from ..early import trigger, wait
 
 FP8_MAX = 448.0
 LARGEST: tl.constexpr = tl.constexpr(FP8_MAX)

@@ -40,8 +40,12 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy) -> Kernel | No:
         inner: Tensor | Float8Rows
         pair = None if isinstance(x, Float8Rows) else policy.pairs(x.shape[0], gate_up)
         if pair is not None and isinstance(x, Tensor):
-            by = gemv if isinstance(pair, Gemv) else tiles
-            inner = by(x.contiguous(), gate_up.weight, pair, scale=gate_up.scale, bias=gate_up.bias, activation=kind)
+            x = x.contiguous()
+            held, scale, bias = gate_up.weight, gate_up.scale, gate_up.bias
+            if isinstance(pair, Gemv):
+                inner = gemv(x, held, pair, scale=scale, bias=bias, activation=kind)
+            else:
+                inner = tiles(x, held, pair, scale=scale, bias=bias, activation=kind)
         else:
             wide = multiply(x, gate_up, policy, dtype)
             keeps = policy.keeps(wide.shape[0], down)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import early
-from .early import trigger, wait
+from .. import early
+from ..early import trigger, wait
 from .linear_table import Gemv
 from .mlp import gated
 

@@ -45,12 +45,14 @@ class Weight:
 class LinearPolicy:
     """How linears are computed on a device.
 
-    table, float8_table: ways by shape. float8: whether the device multiplies e4m3fn. online_float8: quantize dense
+    table, float8_table: ways by shape. shared_bytes: fast memory that one program may use, 0: as much as the tables ask
+    for. float8: whether the device multiplies e4m3fn. online_float8: quantize dense
     weights when they are loaded. invariant: one way for every number of tokens.
     """
 
     table: LinearTable = BANDWIDTH
     float8_table: LinearTable = FLOAT8_BANDWIDTH
+    shared_bytes: int = 0
     float8: bool = False
     online_float8: bool = False
     invariant: bool = False
@@ -89,7 +91,11 @@ class LinearPolicy:
         """How `tokens` rows are multiplied by a prepared weight."""
         table = self.table if weight.scale is None else self.float8_table
         out_features, in_features = weight.weight.shape
-        return table.way(tokens, out_features, in_features)
+        way = table.way(tokens, out_features, in_features)
+        if not self.shared_bytes or not isinstance(way, Tiles):
+            return way
+        item = weight.weight.element_size()
+        return way.fitted(self.shared_bytes, weight_bytes=item, x_bytes=2 if way.widens else item)
 
     def keeps(self, tokens: int, weight: Weight) -> bool:
         """Whether activations are multiplied by a prepared weight in their own type, not quantized."""
@@ -106,7 +112,11 @@ class LinearPolicy:
             return None
         if isinstance(way, Gemv):
             return way if tokens <= MOST_TOKENS else None
-        return way if isinstance(way, Tiles) and way.splits == 1 else None
+        if not isinstance(way, Tiles) or way.splits > 1:
+            return None
+        item = weight.weight.element_size()
+        x_bytes = 2 if way.widens else item
+        return way.fitted(self.shared_bytes, weight_bytes=2 * item, x_bytes=x_bytes) if self.shared_bytes else way
 
 
 def multiply(x: Tensor | Float8Rows, weight: Weight, policy: LinearPolicy, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ of tokens always holds the same kernel. `benchmarks/triton_ops.py` prints what t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,12 @@ class Tiles:
     stages: int = 4
     swap: bool = False
     widens: bool = False
+
+    def fitted(self, shared_bytes: int, *, weight_bytes: int, x_bytes: int) -> Tiles:
+        """With as many stages as fit into a program's fast memory; weight_bytes, x_bytes: of an element."""
+        stage = self.k * (self.n * weight_bytes + self.m * x_bytes)
+        stages = max(1, min(self.stages, shared_bytes // stage))
+        return self if stages == self.stages else replace(self, stages=stages)
 
 
 Way = Library | Gemv | Tiles
@@ -75,37 +81,61 @@ class LinearTable:
 
 LIBRARY = Library()
 
-# Measured on an H200 (torch 2.11, cuBLAS 13) with `benchmarks/triton_ops.py`. One token: two rows a program, 3.0 to 4.4
-# TB/s of weights where the library reads at 2.5 to 3.6. Narrow outputs leave most of the device idle in the library up
-# to 16 tokens; wide ones gain from tiles of the weight's own rows. Everything else is the library's.
-NARROW, MIDDLE, WIDE = 1024, 8192, 65536
-_PAIRS, _DEEP = Gemv(rows=2, block=1024, warps=4), Tiles(m=16, n=64, k=128, splits=8)
-_STREAM, _SWAPPED = Tiles(m=16, n=64, k=128), Tiles(m=16, n=128, k=128, splits=2, warps=8, stages=3, swap=True)
+# Measured on an H200 (torch 2.11, cuBLAS 13) inside chains of whole layers, `benchmarks/triton_layers.py --tune`: a way
+# that is fastest alone need not be so between its neighbours. One token: a row or two a program, 3.0 to 4.4 TB/s of
+# weights where the library reads at 2.5 to 3.6. Up to 64 tokens: tiles with the weight on the left; their sums are
+# split so that all of the device has work, but not a gated MLP's first ones, which end with the activation.
+NARROW, SQUARE, MIDDLE, WIDE = 1024, 4096, 8192, 65536
+_PAIRS = Gemv(rows=2, block=1024, warps=4)
+
+
+def _left(m: int, k: int, splits: int, *, n: int = 64, warps: int = 4, stages: int = 4) -> Tiles:
+    return Tiles(m=m, n=n, k=k, splits=splits, warps=warps, stages=stages, swap=True)
+
+
 BANDWIDTH = LinearTable(
     rules=(
-        Rule(max_tokens=1, way=_PAIRS),
+        Rule(max_tokens=1, way=Gemv(rows=2, block=2048, warps=4), max_out=WIDE),
+        Rule(max_tokens=1, way=Gemv(rows=4, block=1024, warps=4), max_in=2048),
+        Rule(max_tokens=1, way=Gemv(rows=2, block=2048, warps=4)),
         Rule(max_tokens=2, way=_PAIRS, max_out=WIDE, max_in=1024),
         Rule(max_tokens=4, way=_PAIRS, max_out=NARROW),
-        Rule(max_tokens=16, way=_DEEP, max_out=NARROW),
-        Rule(max_tokens=16, way=LIBRARY, max_out=MIDDLE),
-        Rule(max_tokens=2, way=_PAIRS, max_out=WIDE),
-        Rule(max_tokens=4, way=_STREAM),
-        Rule(max_tokens=16, way=LIBRARY, max_in=2048),
-        Rule(max_tokens=16, way=_SWAPPED),
+        Rule(max_tokens=16, way=_left(16, 256, 4), max_out=NARROW),
+        Rule(max_tokens=16, way=_left(16, 256, 2), max_out=SQUARE),
+        Rule(max_tokens=16, way=_left(16, 128, 1), max_out=MIDDLE, max_in=2048),
+        Rule(max_tokens=16, way=_left(16, 128, 2), max_out=MIDDLE),
+        Rule(max_tokens=16, way=_left(16, 128, 1)),
+        Rule(max_tokens=32, way=_left(32, 128, 4, stages=5), max_out=NARROW),
+        Rule(max_tokens=32, way=_left(32, 128, 1), max_out=MIDDLE, max_in=2048),
+        Rule(max_tokens=32, way=_left(32, 256, 2), max_out=SQUARE),
+        Rule(max_tokens=32, way=_left(32, 128, 2), max_out=MIDDLE),
+        Rule(max_tokens=32, way=_left(32, 128, 1)),
+        Rule(max_tokens=64, way=Tiles(m=64, n=32, k=128, splits=4, stages=5), max_out=NARROW),
+        Rule(max_tokens=64, way=Tiles(m=64, n=32, k=256, stages=3), max_out=MIDDLE, max_in=2048),
+        Rule(max_tokens=64, way=LIBRARY, max_out=SQUARE, max_in=8192),
+        Rule(max_tokens=64, way=_left(64, 128, 2), max_out=SQUARE),
+        Rule(max_tokens=64, way=_left(64, 128, 1), max_out=WIDE),
+        Rule(max_tokens=64, way=_left(64, 128, 1, n=128, warps=8)),
     ),
-    pair_tokens=2,
+    pair_tokens=64,
 )
 FLOAT8_BANDWIDTH = LinearTable(
     rules=(
+        Rule(max_tokens=1, way=Gemv(rows=1, block=1024, warps=2), max_out=MIDDLE, max_in=8192),
         Rule(max_tokens=1, way=Gemv(rows=1, block=1024, warps=4), max_out=MIDDLE),
-        Rule(max_tokens=1, way=Gemv(rows=1, block=1024, warps=2)),
+        Rule(max_tokens=1, way=Gemv(rows=2, block=1024, warps=2)),
         Rule(max_tokens=2, way=_PAIRS, max_out=NARROW),
         Rule(max_tokens=4, way=Gemv(rows=4, block=1024, warps=8), max_out=NARROW),
-        Rule(max_tokens=32, way=_DEEP, max_out=NARROW),
-        Rule(max_tokens=64, way=Tiles(m=32, n=64, k=128, splits=8), max_out=NARROW),
-        Rule(max_tokens=16, way=_DEEP, max_out=4096),
-        Rule(max_tokens=16, way=Tiles(m=16, n=64, k=128, splits=4), max_out=MIDDLE),
-        Rule(max_tokens=16, way=_SWAPPED),
+        Rule(max_tokens=16, way=_left(16, 256, 4), max_out=NARROW),
+        Rule(max_tokens=16, way=_left(16, 512, 2, stages=3), max_out=SQUARE),
+        Rule(max_tokens=16, way=_left(16, 256, 1)),
+        Rule(max_tokens=32, way=_left(32, 256, 4), max_out=NARROW),
+        Rule(max_tokens=32, way=_left(32, 512, 2, stages=3), max_out=SQUARE),
+        Rule(max_tokens=32, way=_left(32, 256, 1)),
+        Rule(max_tokens=64, way=_left(64, 256, 4), max_out=NARROW),
+        Rule(max_tokens=64, way=_left(64, 256, 1), max_out=MIDDLE, max_in=8192),
+        Rule(max_tokens=64, way=_left(64, 512, 2, stages=3), max_out=SQUARE),
+        Rule(max_tokens=64, way=_left(64, 128, 1, n=128, warps=8)),
     ),
     pair_tokens=1,
 )

@@ -13,8 +13,8 @@ from torch import Tensor
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec
 
-from . import early
-from .early import trigger, wait
+from .. import early
+from ..early import trigger, wait
 from .float8 import Float8Rows, empty_rows, row_scale, to_float8, warps_of
 
 BLOCK = 1024
@@ -138,7 +138,9 @@ def multiply_float8(x: Tensor, kind: str) -> Float8Rows:
             KIND=kind,
             WHOLE=features <= block,
             BLOCK=block,
-            num_warps=warps_of(block),
+            num_warps=min(
+                8, warps_of(block)
+            ),  # more registers a thread, so that two rows are at work beside each other
             **early.options(),
         )
     return found

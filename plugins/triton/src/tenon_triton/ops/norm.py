@@ -17,8 +17,8 @@ from torch import Tensor
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 
-from . import early
-from .early import trigger, wait
+from .. import early
+from ..early import trigger, wait
 from .float8 import Float8Rows, empty_rows, row_scale, to_float8, warps_of
 
 WIDEST_BLOCK = 16384

@@ -15,9 +15,9 @@ from torch import Tensor
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 
+from .. import early
 from ..attention.kv_cache import LAYOUT_ID
-from . import early
-from .early import trigger, wait
+from ..early import trigger, wait
 
 HEADS = 8  # of one program: enough bytes for one warp a head row
 

@@ -11,8 +11,8 @@ from tenon_platforms.batch import RowState, StepInputs
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 
-from . import early
-from .early import trigger, wait
+from .. import early
+from ..early import wait
 
 BLOCK = 128
 
@@ -36,8 +36,7 @@ def _prepare_inputs(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    trigger(EARLY)
-    wait(EARLY)
+    wait(EARLY)  # and no trigger: what begins after this kernel may take a step's inputs to be complete
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens
     row = tl.load(rows + tl.load(token_rows + token, mask=inside, other=0), mask=inside, other=0)

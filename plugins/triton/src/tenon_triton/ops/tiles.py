@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import early
-from .early import fetch, trigger, wait
+from .. import early
+from ..early import fetch, trigger, wait
 from .linear_table import Tiles
 from .mlp import gated
 

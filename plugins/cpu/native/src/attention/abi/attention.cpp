@@ -57,7 +57,7 @@ int64_t unit_cost(const AttentionPlanParams& p, const RowPlan& row, int32_t unit
 }
 
 int plan_attention(const AttentionPlanParams& p) {
-    const int threads = static_cast<int>(least(p.threads, num_threads()));
+    const int threads = num_threads() == 1 ? 1 : p.threads;  // parts of the plan: more than threads, so that none waits long
     auto* rows = reinterpret_cast<RowPlan*>(p.plan + PLAN_HEADER);
     auto* bounds = reinterpret_cast<PlanBound*>(rows + p.num_rows);
     p.plan[0] = threads;
@@ -113,8 +113,10 @@ int run_attention(const AttentionParams& p) {
         kernels.attention(p, 0, scratch.of(floats));
         return TENON_OK;
     }
-    parallel([&](int thread, int threads) {
-        for (int part = thread; part < planned; part += threads) kernels.attention(p, part, scratch.of(floats));
+    Work work(planned, num_threads(), 1);
+    parallel([&](int thread, int) {
+        for (Range range; work.take(thread, range);)
+            kernels.attention(p, static_cast<int>(range.begin), scratch.of(floats));
     });
     return TENON_OK;
 }

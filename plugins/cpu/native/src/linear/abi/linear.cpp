@@ -1,8 +1,8 @@
 // A linear: parts of any weight types side by side, and the call that multiplies tokens with all of them.
 //
 // One region a call: activations are quantized (each thread some tokens, or for few tokens each thread all of them, which
-// is sooner than waiting), then every thread takes its run of units. A unit is one group of 16 rows (SiLU: of the gate
-// and of the up part) for one block of tokens; units are split by bytes of weights, in the order they lie in memory.
+// is sooner than waiting), then threads take runs of units. A unit is one group of 16 rows (SiLU: of the gate and of the
+// up part) for one block of tokens; shares of units are equal in bytes of weights, in the order they lie in memory.
 #include <algorithm>
 #include <mutex>
 #include <new>
@@ -33,7 +33,7 @@ struct Unit {
 struct Linear {
     int64_t columns = 0, rows = 0;  // rows: columns of y
     bool quantized = false, dense = false;
-    bool fine = false;  // activations of quantized parts are two int8 codes: what the first leaves is rounded again
+    bool fine = false;  // activations of quantized parts are int16 codes, not int8
     std::vector<Unit> units;
     std::vector<int64_t> cost;  // [units + 1], bytes before a unit
     std::vector<float> bias;    // padded to groups
@@ -47,24 +47,27 @@ struct Room {  // what one call needs of the scratch
     int8_t* codes = nullptr;
     float* scales = nullptr;
     int32_t* halves = nullptr;
-    int8_t* rest_codes = nullptr;  // of what the codes leave
-    float* rest_scales = nullptr;
-    int32_t* rest_halves = nullptr;
+    FineTaken fine{};
 };
 
 Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
     Room r;
     const int64_t all = tokens * linear.columns;
     if (widen) r.values = arena.take<float>(all);
-    if (linear.quantized) {
+    if (linear.quantized && linear.fine) {
+        r.fine.codes = arena.take<int16_t>(all);
+        r.fine.units = arena.take<float>(all / BLOCK);
+        r.fine.sums = arena.take<float>(all / BLOCK);
+        r.fine.totals = arena.take<int32_t>(all / 16);
+        const int64_t tiles_from = linear_kernels().tiles_from;
+        if (tiles_from > 0 && tokens >= tiles_from) {
+            r.fine.high = arena.take<int8_t>(all);
+            r.fine.low = arena.take<int8_t>(all);
+        }
+    } else if (linear.quantized) {
         r.codes = arena.take<int8_t>(all);
         r.scales = arena.take<float>(all / BLOCK);
         r.halves = arena.take<int32_t>(all / 16);
-    }
-    if (linear.quantized && linear.fine) {
-        r.rest_codes = arena.take<int8_t>(all);
-        r.rest_scales = arena.take<float>(all / BLOCK);
-        r.rest_halves = arena.take<int32_t>(all / 16);
     }
     return r;
 }
@@ -73,8 +76,6 @@ struct Own {  // a thread's
     Room room;
     float* out;
     float* up;
-    float* more;  // [block, 16]: what the second codes add
-    float* rest;  // [columns]
     uint8_t* codes;
 };
 
@@ -90,6 +91,7 @@ public:
         contiguous_ = call.x_stride == linear.columns || call.tokens == 1;
         // A dense part reads float32 rows one after the other; quantizing reads float32.
         widen_ = call.x_type != TENON_F32 || (linear.dense && !contiguous_);
+        if (linear.fine && !linear.dense) widen_ = false;  // fine codes are taken from any type
         alone_ = call.tokens * linear.columns <= ALONE;
         block_ = std::min(tokens_of_block(linear.columns), call.tokens);
     }
@@ -104,7 +106,12 @@ public:
         if (memory != nullptr) {
             Arena arena(memory);
             lay(arena, threads);
-            parallel([&](int thread, int count) { work(thread, count); });
+            const int64_t blocks = (call_.tokens + block_ - 1) / block_, all = linear_.cost.back() * blocks;
+            const int64_t count = blocks * static_cast<int64_t>(linear_.units.size());
+            Work tokens(call_.tokens, threads, std::max<int64_t>(1, call_.tokens / (4 * threads)));
+            Work units(count, threads, std::clamp<int64_t>(count / (16 * threads), 1, 16),
+                       [&](int i) { return i < threads ? first_unit(all * i / threads) : count; });
+            parallel([&](int thread, int) { work(thread, tokens, units); });
         }
         ::operator delete(own_);
         return memory == nullptr ? TENON_NO_MEMORY : TENON_OK;
@@ -118,8 +125,6 @@ private:
             if (alone_) own.room = room(arena, linear_, call_.tokens, widen_);
             own.out = arena.take<float>(block_ * GROUP);
             own.up = arena.take<float>(block_ * GROUP);
-            own.more = arena.take<float>(linear_.fine ? block_ * GROUP : 0);
-            own.rest = arena.take<float>(linear_.fine ? linear_.columns : 0);
             own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
         }
     }
@@ -128,57 +133,45 @@ private:
         return static_cast<const uint8_t*>(call_.x) + token * call_.x_stride * elements_size(call_.x_type);
     }
 
-    void take(const Room& to, float* rest, int64_t begin, int64_t end) const {
+    void take(const Room& to, int64_t begin, int64_t end) const {
         const int64_t columns = linear_.columns;
         for (int64_t t = begin; t < end; ++t) {
-            kernels_.take(x_at(t), call_.x_type, columns, to.values ? to.values + t * columns : nullptr,
-                          to.codes ? to.codes + t * columns : nullptr,
-                          to.codes ? to.scales + t * (columns / BLOCK) : nullptr,
-                          to.codes ? to.halves + t * (columns / 16) : nullptr);
-            if (to.rest_codes != nullptr) take_rest(to, rest, t);
+            if (to.values != nullptr || to.codes != nullptr)
+                kernels_.take(x_at(t), call_.x_type, columns, to.values ? to.values + t * columns : nullptr,
+                              to.codes ? to.codes + t * columns : nullptr,
+                              to.codes ? to.scales + t * (columns / BLOCK) : nullptr,
+                              to.codes ? to.halves + t * (columns / 16) : nullptr);
+            if (to.fine.codes == nullptr) continue;
+            const FineTaken& all = to.fine;
+            const FineTaken one = {all.codes + t * BLOCK,  all.units + t, all.sums + t,
+                                   all.totals + 2 * t,     all.high ? all.high + t * BLOCK : nullptr,
+                                   all.low ? all.low + t * BLOCK : nullptr};
+            kernels_.take_fine(x_at(t), call_.x_type, columns, call_.tokens, one);
         }
-    }
-
-    void take_rest(const Room& to, float* rest, int64_t t) const {
-        const int64_t columns = linear_.columns;
-        const float* wide = to.values ? to.values + t * columns : reinterpret_cast<const float*>(x_at(t));
-        const int8_t* codes = to.codes + t * columns;
-        const float* scales = to.scales + t * (columns / BLOCK);
-        for (int64_t b = 0; b < columns / BLOCK; ++b) {
-            const float scale = scales[b];
-            for (int64_t c = b * BLOCK; c < (b + 1) * BLOCK; ++c) rest[c] = wide[c] - scale * static_cast<float>(codes[c]);
-        }
-        kernels_.take(rest, TENON_F32, columns, nullptr, to.rest_codes + t * columns,
-                      to.rest_scales + t * (columns / BLOCK), to.rest_halves + t * (columns / 16));
     }
 
     void multiply(const Own& own, const Room& from, int64_t first, int64_t tokens, int32_t type, const uint8_t* weight,
                   const Activations& x, float* out) const {
-        kernels_.multiply(type, weight, x, tokens, out, own.codes);
-        if (from.rest_codes == nullptr || !type_info(type).quantized) return;
-        Activations rest = x;
-        rest.codes = from.rest_codes + first * linear_.columns;
-        rest.scales = from.rest_scales + first * (linear_.columns / BLOCK);
-        rest.halves = from.rest_halves + first * (linear_.columns / 16);
-        kernels_.multiply(type, weight, rest, tokens, own.more, own.codes);
-        for (int64_t i = 0; i < tokens * GROUP; ++i) out[i] += own.more[i];
+        if (from.fine.codes == nullptr || !type_info(type).quantized)
+            return kernels_.multiply(type, weight, x, tokens, out, own.codes);
+        const FineTaken& all = from.fine;
+        const Fine fine = {all.codes, all.units, all.sums, all.totals, all.high, all.low, linear_.columns, call_.tokens};
+        kernels_.multiply_fine(type, weight, fine, first, tokens, out, own.codes);
     }
 
-    void work(int thread, int threads) const {
+    void work(int thread, Work& tokens, Work& units) const {
         const Own& own = own_[thread];
-        const Room& from = alone_ ? own.room : shared_;
-        if (alone_) {
-            take(from, own.rest, 0, call_.tokens);
-        } else {
-            const Range mine = share(call_.tokens, thread, threads);
-            take(from, own.rest, mine.begin, mine.end);
-            barrier();
+        Range range;
+        if (!alone_) {
+            for (; tokens.take(thread, range); tokens.tell(range)) take(shared_, range.begin, range.end);
+            tokens.wait();
         }
-        const int64_t units = static_cast<int64_t>(linear_.units.size()), each = linear_.cost.back();
-        const int64_t blocks = (call_.tokens + block_ - 1) / block_;
-        int64_t unit = first_unit(each * blocks * thread / threads);
-        const int64_t last = first_unit(each * blocks * (thread + 1) / threads);
-        for (; unit < last; ++unit) compute(own, from, unit / units * block_, linear_.units[unit % units]);
+        const int64_t each = static_cast<int64_t>(linear_.units.size());
+        for (bool is_first = true; units.take(thread, range); is_first = false) {
+            if (alone_ && is_first) take(own.room, 0, call_.tokens);
+            for (int64_t unit = range.begin; unit < range.end; ++unit)
+                compute(own, alone_ ? own.room : shared_, unit / each * block_, linear_.units[unit % each]);
+        }
     }
 
     // The first unit, counted over all token blocks, that has `cost` bytes or more before it.

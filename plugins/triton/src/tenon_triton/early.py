@@ -3,10 +3,10 @@
     kernel before   ==trigger==============| complete
     this kernel           =weights=|.wait..=======          what it reads before `wait` nothing on the queue writes
 
-A kernel launched with `options()` calls `wait` in every program before it reads or writes anything but weights, and
-`trigger` as early as it likes: the next kernel then begins once all programs of this one have begun. Weights must be
-complete before the first launch that reads them, as they are after loading, which ends in a synchronization.
-On devices without it the calls are not compiled.
+A kernel launched with `options()` calls `wait` in every program before it reads or writes anything but weights and the
+step's inputs, and `trigger` as early as it likes: the next kernel then begins once all programs of this one have begun.
+Weights must be complete before the first launch that reads them, as they are after loading, which ends in a
+synchronization; the inputs are, since `rows.py` does not trigger. On devices without it the calls are not compiled.
 """
 
 from __future__ import annotations

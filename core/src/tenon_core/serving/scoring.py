@@ -1,0 +1,100 @@
+"""POST /score and /rerank: how well texts belong together, judged by a cross-encoder or by the angle of two vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tenon_core.client.generation import ActiveRequest
+from tenon_core.client.pairs import PoolingPrompt, encode_pair, encode_text
+from tenon_core.client.pooling_face import check_scores, paired, with_task
+from tenon_core.client.vectors import cosine
+from tenon_core.sampling.pooling import EMBED, PoolingParams
+
+from .answers import Head, json_response, label_of
+from .pooled import PooledCall, check_count, read_call, usage
+from .pooling_fields import RerankFields, ScoreFields
+from .services import Services, unless_gone
+
+Pairs = Sequence[tuple[str, str]]
+
+
+def score(services: Services) -> Any:
+    """The handler of /score: one text with many, or many with as many."""
+
+    async def post_score(request: Request) -> Response:
+        call, fields = await read_call(services, request, ScoreFields)
+        left, right = fields.sides()
+        for side, name in ((left, "text_1"), (right, "text_2")):
+            check_count(1 if isinstance(side, str) else len(side), call.facts, name)
+        scores, requests = await scored(call, paired(left, right), fields.params(None))
+        head = Head(id=f"score-{label_of(request)}", object="list", model=call.model)
+        data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
+        return json_response({**head.whole(), "data": data, "usage": usage(requests)}, request)
+
+    return post_score
+
+
+def rerank(services: Services) -> Any:
+    """The handler of /rerank: documents by their score with a query, the best first."""
+
+    async def post_rerank(request: Request) -> Response:
+        call, fields = await read_call(services, request, RerankFields)
+        check_count(len(fields.documents), call.facts, "documents")
+        texts = [one if isinstance(one, str) else one.text for one in fields.documents]
+        pairs = [(fields.query, text) for text in texts]
+        scores, requests = await scored(call, pairs, fields.params(None), per_document=fields.max_tokens_per_doc)
+        order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
+        results: list[dict[str, Any]] = []
+        for index in order[: fields.top_n or None]:
+            found: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if fields.return_documents is not False:
+                found["document"] = {"text": texts[index]}
+            results.append(found)
+        total = usage(requests)
+        head = {"id": f"rerank-{label_of(request)}", "model": call.model}
+        return json_response({**head, "usage": total, "results": results}, request)
+
+    return post_rerank
+
+
+async def scored(
+    call: PooledCall, pairs: Pairs, params: PoolingParams, *, per_document: int | None = None
+) -> tuple[list[float], list[ActiveRequest]]:
+    """Each pair's score, and the requests that were run for them. per_document: tokens kept of each right text."""
+    keep = call.keep(params)
+    if call.pooling.is_scorer:
+
+        def encode() -> list[PoolingPrompt]:
+            found = []
+            for first, second in pairs:
+                most = keep
+                if per_document is not None:
+                    own = len(call.tokenizer.encode(first)) + per_document + 1  # and the pair's closing token
+                    most = own if keep is None else min(keep, own)
+                found.append(encode_pair(call.tokenizer, first, second, keep=most))
+            return found
+
+        done = await call.run(await unless_gone(call.request, asyncio.to_thread(encode)), params)
+        return [float(data[0, 0]) for _, data in done], [one for one, _ in done]
+    check_scores(call.pooling)
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    right = {second for _, second in pairs}
+
+    def encode_texts() -> list[PoolingPrompt]:
+        found = []
+        for text in texts:
+            most = keep
+            if per_document is not None and text in right:
+                most = per_document if keep is None else min(keep, per_document)
+            found.append(encode_text(call.tokenizer, text, keep=most))
+        return found
+
+    prompts = await unless_gone(call.request, asyncio.to_thread(encode_texts))
+    done = await call.run(prompts, with_task(params, EMBED))
+    vectors = {text: data[0] for text, (_, data) in zip(texts, done, strict=True)}
+    return [cosine(vectors[first], vectors[second]) for first, second in pairs], [one for one, _ in done]
