@@ -24,6 +24,7 @@ from . import chat, completions, embeddings, info, playground, scoring
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
+from .deadline import Deadline
 from .errors import HttpError, error_response, http_error
 from .openai import responses
 from .services import Services
@@ -82,6 +83,8 @@ def make_app(services: Services) -> ASGIApp:
         for method, path, maker, is_public in TABLE
     ]
     app: ASGIApp = Router(routes=table, redirect_slashes=False, default=GuardedNotFound(keys=keys))
+    if config.request_timeout:
+        app = Deadline(app=app, seconds=config.request_timeout)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

@@ -62,6 +62,7 @@ class ServerConfig:
     header_timeout: float = flag(10.0, "seconds in which a request's headers must arrive")
     body_timeout: float = flag(60.0, "seconds in which a request's body must arrive")
     keep_alive_timeout: int = flag(5, "seconds after which an idle connection is closed")
+    request_timeout: float = flag(0.0, "seconds after which a request is ended, whatever it does; 0: never")
     max_connections: int = flag(4096, "greatest number of connections; more are answered 503")
     drain_seconds: int = flag(30, "seconds that running requests have to finish when the server is told to stop")
     stall_seconds: float = flag(
@@ -99,6 +100,10 @@ class ServerConfig:
         for name in ("header_timeout", "body_timeout", "stall_seconds", "stall_kill_seconds"):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be more than 0 and less than a day")
+        if not 0 <= self.request_timeout < 7 * 86400:
+            raise ConfigError(
+                f"request_timeout is {self.request_timeout}: it must be 0, or seconds of less than a week"
+            )
         for name in ("drain_seconds", "max_stored_responses", "stored_responses_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
