@@ -67,6 +67,11 @@ class Engine:
 
     # requests
 
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Of the requests that are here."""
+        return tuple(self._requests)
+
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""
         prompt = request.prompt_token_ids
