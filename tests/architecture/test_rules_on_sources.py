@@ -87,7 +87,9 @@ def test_core_and_contract_name_no_device(package: str) -> None:
 
 def test_the_kernel_library_names_no_device_but_its_language() -> None:
     sources = ours("tenon_triton")
-    found = device_names.violations(sources, {(source.name, "triton"): "its language" for source in sources})
+    language = {(source.name, "triton"): "its language" for source in sources}
+    target = {("tenon_triton/early.py", "cuda"): "the language's own word for the one target that has early launches"}
+    found = device_names.violations(sources, language | target)
     assert not found, report(found)
 
 

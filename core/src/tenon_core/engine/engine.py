@@ -22,7 +22,7 @@ from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 
-from .beams import BeamGroup
+from .beam_group import BeamGroup
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
