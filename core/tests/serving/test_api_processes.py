@@ -39,7 +39,8 @@ def shared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield running, port
     finally:
         code = running.stop()
-    assert code == 0 and "Traceback" not in running.log.read_text(), running.log.read_text()[-4000:]
+    log = running.log.read_text()
+    assert code == 0 and "Traceback" not in log and "Fatal" not in log, running.log.read_text()[-4000:]
 
 
 def until(holds: Any, seconds: float = 40) -> None:
@@ -204,6 +205,7 @@ def test_running_requests_finish_at_the_end(folder: Path, tmp_path: Path) -> Non
         folder, tmp_path / "log", api_server_count=2, environment={"FAKE_STEP_SECONDS": "0.02"}, drain_seconds=20
     )
     running.wait_healthy()
+    until(lambda: "serving fake at" in running.log.read_text())
     body = {"prompt": "drain", "max_tokens": 60, "stream": True}
     with httpx.stream(
         "POST", f"{running.url}/v1/completions", json=body, headers={"x-api-key": KEY}, timeout=30
@@ -214,7 +216,7 @@ def test_running_requests_finish_at_the_end(folder: Path, tmp_path: Path) -> Non
         assert [one for one in lines if one][-1] == "data: [DONE]"
     assert running.process.wait(20) == 0
     log = running.log.read_text()
-    assert "Traceback" not in log and log.count("serving fake at") == 1
+    assert "Traceback" not in log and "Fatal" not in log and log.count("serving fake at") == 1
 
 
 @pytest.mark.e2e

@@ -86,10 +86,28 @@ class ApiLife(Lifetime):
         say(ApiReady())
 
 
-def read_news(tell: Callable[[Down | None], None]) -> None:
+@dataclass(slots=True)
+class Lines:
+    """Lines of a pipe. Not through `sys.stdin`, whose lock a waiting thread would hold when the interpreter ends."""
+
+    descriptor: int
+    _rest: bytes = b""
+
+    def next(self) -> bytes:
+        """The next line, or nothing at the end."""
+        while b"\n" not in self._rest:
+            piece = os.read(self.descriptor, 65536)
+            if not piece or len(self._rest) > MAX_LINE:
+                return b""
+            self._rest += piece
+        text, _, self._rest = self._rest.partition(b"\n")
+        return text
+
+
+def read_news(lines: Lines, tell: Callable[[Down | None], None]) -> None:
     """In a thread: what the first process says, to the end of the pipe, after which nothing keeps this one."""
     decoder = msgspec.json.Decoder(Down)
-    while text := sys.stdin.buffer.readline(MAX_LINE):
+    while text := lines.next():
         tell(decoder.decode(text))
     tell(None)
 
@@ -97,7 +115,8 @@ def read_news(tell: Callable[[Down | None], None]) -> None:
 def main() -> int:
     """The process; returns its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
-    text = sys.stdin.buffer.readline(MAX_LINE)
+    lines = Lines(0)
+    text = lines.next()
     if not text:
         return 0
     order = msgspec.json.decode(text, type=ApiOrder)
@@ -114,21 +133,21 @@ def main() -> int:
         )  # fmt: skip
         life.services.siblings = tuple(map(Path, order.siblings))
         with listener:
-            run_life(life, listener, before=lambda loop: _listen(loop, life))
+            run_life(life, listener, before=lambda loop: _listen(loop, life, lines))
     except TenonError as error:
         say(ApiFailed(kind=error.kind, message=error.message, remedy=error.remedy))
         return EXIT_FAILED
     return 0
 
 
-def _listen(loop: asyncio.AbstractEventLoop, life: ApiLife) -> None:
+def _listen(loop: asyncio.AbstractEventLoop, life: ApiLife, lines: Lines) -> None:
     def tell(news: Down | None) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(life.news.put_nowait, news)
 
     def listen() -> None:
         try:
-            read_news(tell)
+            read_news(lines, tell)
         except RuntimeError:  # the loop closed in between
             pass
         except (msgspec.MsgspecError, OSError):
