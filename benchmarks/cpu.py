@@ -1,10 +1,12 @@
-"""Tenon's CPU platform and Transformers on one GGUF checkpoint, interleaved in one process; medians and ratios.
+"""Tenon's CPU platform and its peers on one GGUF checkpoint, interleaved in one process; medians and ratios.
 
-    python benchmarks/cpu.py MODEL.gguf [--json] [--threads 2] [--decode 127] [--hf float32,bfloat16]
+    python benchmarks/cpu.py MODEL.gguf [--json] [--threads 2] [--decode 127] [--hf float32,bfloat16] [--llamacpp]
 
 Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 concurrent requests of 128 tokens in and 128
 out, prompt time included. Tenon computes in float32. With `--decode N` below 127 only N tokens are decoded and the
 rest is extrapolated, for every engine alike. Absolute figures of a shared machine mean little: read the ratios.
+On a machine that others keep busy, `--threads 1 --clock cpu` counts the CPU time that each engine takes: with one
+thread nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -103,31 +105,41 @@ def prompts_of(rng: np.random.Generator, count: int, length: int) -> Prompts:
     return [rng.integers(5, 40000, length).tolist() for _ in range(count)]
 
 
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+class Stopwatch:
+    """Seconds of one call, by the clock that was asked for: the wall's, or CPU time of all threads."""
+
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
+
+
 def seconds(work: Callable[[], Any]) -> float:
-    """Wall-clock of one call."""
-    start = time.perf_counter()
+    """Seconds of one call."""
+    start = Stopwatch.clock()
     work()
-    return time.perf_counter() - start
+    return Stopwatch.clock() - start
 
 
-def measure(engine: Any, rng: np.random.Generator, decode: int) -> dict[str, float]:
-    """One run of every case: tokens a second; nan where the machine was too disturbed to tell."""
-    run = engine.generate
-    long = prompts_of(rng, 1, PREFILL)
-    prefill = seconds(lambda: run(long, 1))
-    one, rest = prompts_of(rng, 1, PROMPT), prompts_of(rng, 1, PROMPT)
-    single = per_token(seconds(lambda: run(one, 1)), seconds(lambda: run(rest, 1 + decode)), decode)
-    many, more = prompts_of(rng, CONCURRENT, PROMPT), prompts_of(rng, CONCURRENT, PROMPT)
-    start, whole = seconds(lambda: run(many, 1)), seconds(lambda: run(more, 1 + decode))
-    step = per_token(start, whole, decode)
-    if decode != OUTPUT - 1:
-        whole = start + step * (OUTPUT - 1)
-    return {
-        "prefill_512_tok_s": PREFILL / prefill,
-        "decode_1_tok_s": 1 / single,
-        "concurrent_16_out_tok_s": CONCURRENT * OUTPUT / whole,
-        "concurrent_16_step_ms": step * 1e3,
-    }
+def measure(engine: Any, rng: np.random.Generator, decode: int, cases: frozenset[str]) -> dict[str, float]:
+    """One run of the cases: tokens a second; nan where the machine was too disturbed to tell."""
+    run, found = engine.generate, {}
+    if "prefill" in cases:
+        long = prompts_of(rng, 1, PREFILL)
+        found["prefill_512_tok_s"] = PREFILL / seconds(lambda: run(long, 1))
+    if "one" in cases:
+        one, rest = prompts_of(rng, 1, PROMPT), prompts_of(rng, 1, PROMPT)
+        single = per_token(seconds(lambda: run(one, 1)), seconds(lambda: run(rest, 1 + decode)), decode)
+        found["decode_1_tok_s"] = 1 / single
+    if "many" in cases:
+        many, more = prompts_of(rng, CONCURRENT, PROMPT), prompts_of(rng, CONCURRENT, PROMPT)
+        start, whole = seconds(lambda: run(many, 1)), seconds(lambda: run(more, 1 + decode))
+        step = per_token(start, whole, decode)
+        if decode != OUTPUT - 1:
+            whole = start + step * (OUTPUT - 1)
+        found["concurrent_16_out_tok_s"] = CONCURRENT * OUTPUT / whole
+        found["concurrent_16_step_ms"] = step * 1e3
+    return found
 
 
 def per_token(first: float, whole: float, decode: int) -> float:
@@ -149,35 +161,48 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--hf", default="float32,bfloat16", help="Transformers' dtypes, comma-separated; empty: none")
     parser.add_argument("--tenon", default="auto:auto", help="gguf:weights options, comma-separated pairs")
+    parser.add_argument("--llamacpp", action="store_true", help="llama.cpp too (cpu_llamacpp.py says how)")
+    parser.add_argument("--cases", default="prefill,one,many", help="which cases, comma-separated")
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    Stopwatch.clock = staticmethod(CLOCKS[args.clock])
+    cases = frozenset(args.cases.split(","))
     pairs = [pair.split(":") for pair in args.tenon.split(",")]
     engines: list[Any] = [Tenon(args.model, threads=args.threads, gguf=gguf, weights=kept) for gguf, kept in pairs]
     engines += [Transformers(args.model, dtype=dtype) for dtype in args.hf.split(",") if dtype]
+    if args.llamacpp:
+        from cpu_llamacpp import LlamaCpp
+
+        threads = args.threads or CPUPlatform().cpu.physical_cores
+        engines.append(LlamaCpp(args.model, threads=threads, sequences=CONCURRENT, length=PREFILL + 64))
     runs: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in engines}
     rng = np.random.default_rng(0)
     for engine in engines:  # warm up
         engine.generate(prompts_of(rng, 2, 16), 4)
     for _ in range(args.repeat):
         for engine in engines:
-            runs[engine.name].append(measure(engine, rng, args.decode))
+            runs[engine.name].append(measure(engine, rng, args.decode, cases))
     report(args, runs)
 
 
 def report(args: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) -> None:
-    """Print medians, and Tenon's ratio to the best Transformers dtype of each case."""
+    """Print medians, and every Tenon's ratio to the best peer of each case."""
     medians = {name: {case: median([run[case] for run in each]) for case in each[0]} for name, each in runs.items()}
-    tenon = next(name for name in medians if name.startswith("tenon"))
-    peers = [name for name in medians if name.startswith("transformers")]
+    tenons = [name for name in medians if name.startswith("tenon")]
+    peers = [name for name in medians if name not in tenons]
     discarded = {
         name: count
         for name, each in runs.items()
         if (count := sum(math.isnan(v) for run in each for v in run.values()))
     }
     ratios = {  # nan beside any nan: a peer that could not be measured is not one that was beaten
-        case: medians[tenon][case] / float(np.max([medians[peer][case] for peer in peers]))
-        for case in medians[tenon]
-        if peers and case.endswith("tok_s")
+        tenon: {
+            case: medians[tenon][case] / float(np.max([medians[peer][case] for peer in peers]))
+            for case in medians[tenon]
+            if peers and case.endswith("tok_s")
+        }
+        for tenon in tenons
     }
     setting = {
         "model": args.model.name,
@@ -187,6 +212,7 @@ def report(args: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) ->
         "machine": host.machine(),
         "decoded": args.decode,
         "repeat": args.repeat,
+        "clock": args.clock,
     }
     if args.json:
         print(json.dumps({"setting": setting, "medians": medians, "ratios": ratios, "discarded": discarded}))
@@ -197,7 +223,8 @@ def report(args: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) ->
         print(f"{name:{width}}  " + "  ".join(f"{case}={value:.1f}" for case, value in cases.items()))
     if discarded:
         print(f"discarded values (machine disturbed): {discarded}")
-    print("tenon / best transformers: " + "  ".join(f"{case}={value:.2f}" for case, value in ratios.items()))
+    for tenon, each in ratios.items():
+        print(f"{tenon} / best peer: " + "  ".join(f"{case}={value:.2f}" for case, value in each.items()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenon_core.engine.messages import EngineStats
-from tenon_core.observability.log import MAX_CHARACTERS, escaped, setup_logging
+from tenon_core.observability.log import MAX_CHARACTERS, current_format, escaped, setup_logging
 from tenon_core.observability.metrics import ALIASES, FINISH_REASONS, EngineMetrics
 
 pytestmark = pytest.mark.unit
@@ -143,3 +144,22 @@ def test_every_alias_has_its_original() -> None:
     assert set(ALIASES) | set(ALIASES.values()) <= names
     assert all(name.startswith(("tenon:", "vllm:")) for name in names)
     assert not [name for name in scraped(metrics) if "_created" in name]
+
+
+def test_lines_as_json(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream, format="json")
+    log = logging.getLogger("tenon_core.x")
+    log.info("id %s", "a\r\nb\x1b", extra={"fields": {"status": 200, "path": "/\n", "message": "forged"}})
+    try:
+        raise ValueError("x\n{}")
+    except ValueError:
+        log.exception("it failed")
+    first, second = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert first["message"] == "id a\\r\\nb\\x1b" and first["status"] == 200 and first["path"] == "/\\n"
+    assert first["level"] == "INFO" and first["time"].endswith("Z") and first["logger"] == "tenon_core.x"
+    assert second["traceback"].endswith("ValueError: x\n{}")
+    assert current_format() == "json"
+    setup_logging("info", stream=stream)  # and back: one handler, of the last format
+    assert current_format() == "text"
+    with pytest.raises(ValueError, match="format"):
+        setup_logging("info", format="xml")

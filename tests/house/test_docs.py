@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,8 +22,25 @@ pytestmark = pytest.mark.e2e
 PAGE = ROOT / "docs" / "writing-a-platform.md"
 BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = {
+    "tenon-sdk": ("-m", "tenon_plugin_sdk.scaffold.cli"),
+    "tenon": ("-m", "tenon_core.cli.main"),
+    "pytest": (
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tenon_plugin_sdk.conformance.plugin"),
+        *("-p", "tenon_plugin_sdk.conformance.replay.plugin"),
+    ),
+}
 OTHERS_FLAGS = {"--device", "--pyargs"}  # of programs that are not ours, named in a page
-KIT_FLAGS = {"--level", "--profile", "--report", "--html", "--exceptions"}  # of the conformance kit, for pytest
+KIT_FLAGS = {
+    "--replay",
+    "--level",
+    "--profile",
+    "--report",
+    "--html",
+    "--exceptions",
+}  # of the conformance kit, for pytest
 YAML = re.compile(r"^```yaml\n# \S+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)")
 RUN = """
@@ -79,7 +97,9 @@ def test_the_platform_of_the_page_serves_a_model(
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["sources"]["rms_norm"] == "thing"
-    assert found["sources"]["attention"] == "reference"
+    assert found["sources"]["merged_linear"] == "thing"
+    assert found["sources"]["attention"] == "thing"
+    assert found["sources"]["rope"] == "reference"
     for prompt, tokens in zip(prompts, found["tokens"], strict=True):
         assert_greedy_equal(tokens, reference_of("llama"), prompt, label="the page's platform")
 
@@ -92,7 +112,10 @@ def test_the_platform_of_the_page_is_held_to_the_kit(thing: Path, tmp_path: Path
     search = os.pathsep.join([str(thing), *sys.path])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tenon_plugin_sdk.conformance.plugin"]
     command += ["-p", "no:cacheprovider", "--rootdir", str(thing), str(thing / "tests" / "test_conformance.py")]
-    command += ["-k", "L1 or manifest or patches or L2/rms_norm or lattice"]
+    command += [
+        "-k",
+        "L1 or manifest or patches or L2/rms_norm or L2/merged_linear or L2/attention or L2/kv_cache or lattice",
+    ]
     for extra, code, said in (([], 0, "thing conforms up to L3"), (["--exceptions", str(file)], 1, "1 failed")):
         done = subprocess.run(
             [*command, *extra], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": search}
@@ -101,7 +124,41 @@ def test_the_platform_of_the_page_is_held_to_the_kit(thing: Path, tmp_path: Path
         assert said in done.stdout
 
 
-@pytest.mark.parametrize("name", ["platform.py", "device.py", "ops/offers.py"])
+def test_every_block_of_the_page_is_run() -> None:
+    """Code is a file of the package, YAML the kit's, a shell's lines commands: nothing on the page is only shown."""
+    for language, text in FENCE.findall(PAGE.read_text()):
+        if language == "sh":
+            assert {line.split()[0] for line in text.splitlines()} <= set(COMMANDS), text
+        else:
+            assert language in ("python", "toml", "yaml") and text.startswith("# "), text
+
+
+def test_the_commands_of_the_page_work(thing: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """In their order, on the tiny model: first the scaffold as it is, then with the page's kernels in it."""
+    lines = [line for block in SHELL.findall(PAGE.read_text()) for line in block.splitlines()]
+    assert lines[0] == "tenon-sdk new thing"
+    path = [*filter(None, sys.path)]
+    _run_line(lines[0], tmp_path, path, tiny_folder)
+    plugin = tmp_path / "tenon-thing"
+    write_metadata(plugin / "src", plugin / "pyproject.toml")
+    for line in lines[1:]:
+        if line.startswith("tenon ops record"):
+            for name in ("attention.py", "ops/linear.py", "ops/offers.py"):
+                shutil.copy(thing / "tenon_thing" / name, plugin / "src" / "tenon_thing" / name)
+        _run_line(line, plugin, [str(plugin / "src"), *path], tiny_folder)
+    assert (plugin / "cases.safetensors").exists()
+
+
+def _run_line(line: str, folder: Path, path: list[str], model: Path) -> None:
+    program, *words = line.split()
+    given = [str(model) if word == "MODEL" else word for word in words]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *COMMANDS[program], *given]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=300)
+    assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("name", ["platform.py", "device.py", "attention.py", "ops/offers.py", "ops/linear.py"])
 def test_the_code_of_the_page_passes_the_linter(thing: Path, name: str) -> None:
     file = thing / "tenon_thing" / name
     command = [

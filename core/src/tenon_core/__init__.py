@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client.beams import BeamSearchParams
+    from .client.inline import InlineLink
     from .client.outputs import CompletionOutput, RequestOutput
     from .config import EngineConfig
+    from .engine.messages import EngineStats, FinishReason, GenerateRequest, StepUpdate
     from .llm import LLM
     from .sampling.params import SamplingParams
     from .sampling.pooling import PoolingParams
@@ -20,9 +22,14 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "EngineStats",
+    "FinishReason",
+    "GenerateRequest",
+    "InlineLink",
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "StepUpdate",
     "__version__",
 ]
 
@@ -34,6 +41,11 @@ _HOMES = {
     "RequestOutput": "client.outputs",
     "CompletionOutput": "client.outputs",
     "EngineConfig": "config",
+    "InlineLink": "client.inline",
+    "EngineStats": "engine.messages",
+    "FinishReason": "engine.messages",
+    "GenerateRequest": "engine.messages",
+    "StepUpdate": "engine.messages",
 }
 
 

@@ -116,3 +116,20 @@ def test_the_child_describes_a_platform() -> None:
     assert platform["capabilities"]["dtypes"][0] == "float32"
     assert platform["ops_offered"] == [] and "attention" in platform["ops_reference"]
     assert json.loads(json.dumps(platform)) == platform
+
+
+def test_the_last_conformance_result_is_shown(
+    tenon: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenon_platforms.conformance_record import ConformanceRecord, driver_text, write_record
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = tenon("doctor", "--platform", "reference", "--json").json()
+    assert before["conformance"]["result"] is None and "never run here" in before["conformance"]["line"]
+    plugin = next(item["version"] for item in before["plugins"] if item["name"] == "reference")
+    versions = {"core": before["versions"]["tenon-core"], "plugin": plugin, "driver": driver_text("")}
+    kept = ConformanceRecord(**versions, highest="L6", profile="full", when="2026-11-29T20:00:00+00:00")
+    write_record("reference", kept)
+    after = tenon("doctor", "--platform", "reference", "--json").json()
+    assert after["conformance"]["result"]["highest"] == "L6"
+    assert "conforms up to L6 (full profile" in tenon("doctor", "--platform", "reference").out

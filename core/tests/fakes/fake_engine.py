@@ -90,6 +90,10 @@ class FakeEngine:
         self.new.append(request)
         self.submitted.append(request)
 
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        return tuple({split_key(key)[0] for key in self.running})
+
     def abort(self, ids: Iterable[int] = (), keys: Iterable[int] = ()) -> None:
         wanted = {key for key in self.running if split_key(key)[0] in set(ids)} | (set(keys) & set(self.running))
         for key in sorted(wanted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tenon_core.serving.server import run_server
 from tenon_platforms.errors import TenonError
 
 if __name__ == "__main__":
-    setup_logging("info")
+    setup_logging("info", format=os.environ.get("TEST_LOG_FORMAT", "text"))
     command = (sys.executable, str(Path(__file__).with_name("fake_process.py")))
     original = supervisor.EngineProcess.__init__
     supervisor.EngineProcess.__init__ = lambda self, _=(): original(self, command)  # type: ignore[method-assign,misc]

@@ -12,13 +12,20 @@ import pytest
 import torch
 from driver import MAX_LEN, build, drive, installed_platforms, open_platform, prompts_of, request
 from equality import Reference, assert_greedy_equal, assert_wide, hf_reference
-from tiny_gguf import TINY_GGUF, TinyGGUF, load_reference, make_folder, save_meant, write_gguf
 
 from tenon_core.engine.assembly import ModelSource, Sockets
 from tenon_core.engine.weight_source import CheckpointSource
 from tenon_core.loading.checkpoint import open_checkpoint
 from tenon_core.models.registry import family_of
 from tenon_platforms.formats.gguf_reference import dequantize
+from tenon_plugin_sdk.conformance.models.gguf_files import (
+    TINY_GGUF,
+    TinyGGUF,
+    load_reference,
+    make_folder,
+    save_meant,
+    write_gguf,
+)
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLATFORMS = installed_platforms(("reference", "cpu"))

@@ -66,6 +66,9 @@ class Collectives:
         """Whether every rank passed the same text (plan fingerprints)."""
         return True
 
+    def set_timeout(self, seconds: float) -> None:
+        """From now on an operation that waits longer for another rank raises; a group of one never waits."""
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -139,6 +142,11 @@ class TorchCollectives(Collectives):
         digest = torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
         gathered = self.all_gather(digest).view(self.size, -1)
         return bool((gathered == gathered[0]).all())
+
+    def set_timeout(self, seconds: float) -> None:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        _set_pg_timeout(timedelta(seconds=seconds), self._dist.group.WORLD)
 
     def close(self) -> None:
         self._dist.destroy_process_group()

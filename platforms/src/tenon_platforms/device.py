@@ -33,7 +33,10 @@ class Fault(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """One device as its platform's probe sees it, without creating a context. memory: bytes. links: peers' ids."""
+    """One device as its platform's probe sees it, without creating a context. memory: bytes. links: peers' ids.
+
+    driver: its name and version, empty where there is none but the system's.
+    """
 
     id: int
     name: str
@@ -42,6 +45,7 @@ class DeviceInfo:
     memory: int = 0
     numa_node: int | None = None
     links: tuple[int, ...] = ()
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,13 @@ exit code tells: 0 healthy, 3 not.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
+from tenon_platforms.conformance_record import driver_text, last_record
+from tenon_platforms.selection import Selection
 from tenon_platforms.version import contract_version_text
 
 from .output import print_json
@@ -53,15 +56,28 @@ def diagnose(platform: str | None, platform_opt: tuple[str, ...], timeout: float
         "notes": seen.notes,
         "problem": seen.problem,
         "platform": None,
+        "conformance": None,
     }
     if seen.selection is not None and seen.problem is None:
         checked = check_platform(seen.selection, seen.options, timeout)
         report["problem"], report["platform"] = checked["problem"], checked["platform"]
+        report["conformance"] = _conformance(seen.selection, report)
         for plugin in report["plugins"]:
             if checked["state"] is not None and plugin["name"] == report["selected"]:
                 plugin["state"], plugin["reason"] = checked["state"], checked["reason"]
     report["healthy"] = report["problem"] is None
     return report
+
+
+def _conformance(selection: Selection, report: dict[str, Any]) -> dict[str, Any] | None:
+    """The last result of the conformance kit for this very core, plugin and driver."""
+    if report["platform"] is None:
+        return None
+    devices = report["platform"]["devices"]
+    driver = devices[0].get("driver", "") if devices else ""
+    core, plugin = report["versions"].get("tenon-core", ""), selection.manifest.version
+    record, line = last_record(selection.platform, core, plugin, driver_text(driver))
+    return {"line": line, "result": None if record is None else asdict(record)}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -74,6 +90,8 @@ def _print(report: dict[str, Any]) -> None:
     _heading("notes", report["notes"])
     if report["platform"] is not None:
         _print_platform(report["selected"], report["platform"])
+    if report["conformance"] is not None:
+        _heading("conformance", [report["conformance"]["line"]])
     if report["problem"] is not None:
         click.echo(f"\nNOT HEALTHY: {report['problem']['message']}")
         if report["problem"]["remedy"]:

@@ -12,4 +12,4 @@ def start_logging(default: str = "warning") -> None:
     context = click.get_current_context(silent=True)
     options = (context.find_root().obj if context is not None else None) or {}
     level = options.get("log_level") or ("debug" if options.get("debug") else default)
-    setup_logging(level)
+    setup_logging(level, format=options.get("log_format") or "text")

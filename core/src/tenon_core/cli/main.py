@@ -22,6 +22,7 @@ from .lazy import LazyGroup
 COMMANDS = {
     "serve": ("tenon_core.cli.serve:serve", "Serve a model over HTTP, as OpenAI's API does."),
     "chat": ("tenon_core.cli.chat:chat", "Talk to a model in the terminal."),
+    "run-batch": ("tenon_core.cli.run_batch:run_batch", "Answer a file of requests, in OpenAI's batch format."),
     "bench": ("tenon_core.cli.bench.group:bench", "Measure: serve, throughput, latency, startup, host."),
     "doctor": ("tenon_core.cli.doctor:doctor", "Check this machine: hardware, plugins, versions, the platform."),
     "ops": ("tenon_core.cli.ops:ops", "Show which kernel serves every op of a model, and why."),
@@ -50,10 +51,17 @@ UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
     help="Which log lines go to standard error; default: the command's own.",
     envvar="TENON_LOG_LEVEL",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(("text", "json")),
+    default="text",
+    help="Log lines for people, or one JSON object each for programs.",
+    envvar="TENON_LOG_FORMAT",
+)
 @click.pass_context
-def cli(context: click.Context, debug: bool, log_level: str | None) -> None:
+def cli(context: click.Context, debug: bool, log_level: str | None, log_format: str) -> None:
     """Tenon: an LLM inference and serving engine whose core knows no device."""
-    context.obj = {"debug": debug or wants_debug(), "log_level": log_level}
+    context.obj = {"debug": debug or wants_debug(), "log_level": log_level, "log_format": log_format}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tenon_core.engine.clients import first_id
 from tenon_core.engine.messages import (
     NO_TOKENS,
     SAMPLE_BITS,
@@ -78,9 +79,13 @@ class Generation:
     vocabulary: TokenBytes | None
     seed: int = 0
     observer: Observer | None = None
-    _ids: Iterable[int] = field(default_factory=lambda: itertools.count(1))
+    client: int = 0  # this front end's number among those of one engine
+    _ids: Iterator[int] = field(init=False)
     _requests: dict[int, ActiveRequest] = field(default_factory=dict)
     _samples: dict[int, Sample] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._ids = itertools.count(first_id(self.client))
 
     @property
     def num_active(self) -> int:
@@ -107,7 +112,7 @@ class Generation:
         facts = self.link.facts
         filled, prompt_bytes = self._filled(prompt_token_ids, params, facts)
         check_label("cache_salt", cache_salt)
-        identity: int = next(iter(self._ids))
+        identity: int = next(self._ids)
         filled = filled if filled.seed is not None else msgspec.structs.replace(filled, seed=self._seed_of(identity))
         request = self._make(identity, prompt_token_ids, filled, prompt, request_id, is_watched, shown_ids)
         request.on_news = on_news
@@ -138,7 +143,7 @@ class Generation:
         pooling = Pooling(per_token=per_token, segment_start=segment_start)
         validate_pooling(prompt_token_ids, pooling, facts)
         check_label("cache_salt", cache_salt)
-        identity: int = next(iter(self._ids))
+        identity: int = next(self._ids)
         request = self._make(identity, prompt_token_ids, NO_TOKENS, None, request_id, False, frozenset())
         request.on_news, request.is_per_token = on_news, per_token
         self.link.submit(

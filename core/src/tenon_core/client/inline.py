@@ -13,6 +13,7 @@ from tenon_platforms.errors import DeviceError
 
 if TYPE_CHECKING:
     from tenon_core.engine.engine import Engine
+    from tenon_platforms.device import Device
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +38,11 @@ class InlineLink:
     def facts(self) -> ModelFacts:
         """The model's facts."""
         return self.engine.facts
+
+    @property
+    def device(self) -> Device:
+        """The device it runs on."""
+        return self.engine.device
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError`, `CapacityError`, or `DeviceError` where the engine is torn."""
@@ -67,6 +73,10 @@ class InlineLink:
     def stats(self) -> EngineStats:
         """The engine's counters."""
         return self.engine.stats()
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` where rows or KV blocks do not add up; without work, all of them must be free."""
+        self.engine.check_integrity()
 
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes."""

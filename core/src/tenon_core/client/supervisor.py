@@ -32,6 +32,7 @@ from tenon_core.engine.messages import (
     StepUpdate,
 )
 from tenon_core.engine.wire import SECRET_BYTES, StartOrder
+from tenon_core.observability.log import current_format
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
 
 from .private_folder import PrivateFolder
@@ -71,7 +72,10 @@ class EngineProcess:
     def order(self, config: EngineConfig, *, log_level: str = "info") -> None:
         """Tell it what to run. A process that has died already is found by its supervisor."""
         assert self._process.stdin is not None
-        order = StartOrder(config=config.flat(), address=self.address, secret=self.secret.hex(), log_level=log_level)
+        order = StartOrder(
+            config=config.flat(), address=self.address, secret=self.secret.hex(), log_level=log_level,
+            log_format=current_format(),
+        )  # fmt: skip
         with suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()

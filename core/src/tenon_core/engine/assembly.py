@@ -18,6 +18,7 @@ from tenon_core.hookspecs import BLOCK_ALLOCATORS, SCHEDULERS, load_registered
 from tenon_core.models.builder import ModelBuilder
 from tenon_core.models.family import WeightNames
 from tenon_core.models.heads import HeadChoice
+from tenon_core.models.kv_pools import plan_pools
 from tenon_core.models.model import Model
 from tenon_core.models.weights import WeightReader, WeightSource
 from tenon_core.sampling.pooling import PoolingFacts
@@ -349,20 +350,13 @@ def _plan_memory(
     block_size: int,
     useful_rows: int,
 ) -> MemoryPlan:
-    layouts = [group.backend.layout for group in model.groups]
-    per_layer = {layout.block_bytes(block_size) for layout in layouts}
-    if len(per_layer) > 1:
-        raise ConfigError(
-            f"this model's layer groups have KV blocks of different sizes ({sorted(per_layer)} bytes), which one pool"
-            " cannot hold yet"
-        )
-    layers = max((len(group.layers) for group in model.groups), default=0)
+    block = sum(pool.block_bytes(block_size) for pool in plan_pools(model.groups))
     return plan_memory(
         memory=sockets.device.memory(),
         share=config.cache.memory_utilization or sockets.device.memory_share,
         weights=model.weight_bytes,
         activations=activation_bytes(model.spec, policy.limits, dtype.num_bytes),
-        block=max(per_layer.pop() * layers, 1),
+        block=max(block, 1),
         wanted_blocks=min(useful_rows * len(model.groups) + 1, max_blocks_of(sockets.capabilities, block_size)),
         num_blocks=config.cache.num_blocks,
         kv_bytes=config.cache.kv_cache_memory,
@@ -370,21 +364,21 @@ def _plan_memory(
 
 
 def _allocate_caches(model: Model, device: Device, plan: MemoryPlan, block_size: int) -> None:
-    """One pool for all groups: the i-th layer of every group uses cache i. Raises `CapacityError`."""
-    layers = max((len(group.layers) for group in model.groups), default=0)
-    try:
-        pool = model.groups[0].backend.allocate(plan.num_blocks, block_size, layers) if layers else []
-    except Exception as error:
-        if isinstance(error, TenonError) or device.classify_fault(error) is not Fault.OUT_OF_MEMORY:
-            raise
-        raise CapacityError(
-            f"the KV cache of {plan.num_blocks} blocks ({plan.kv} bytes) could not be had: {error}",
-            remedy="lower --num-blocks, --kv-cache-memory or --memory-utilization",
-        ) from error
+    """A pool for the groups of each layout; a group's i-th layer uses its cache i. Raises `CapacityError`."""
     caches: list[Any] = [None] * len(model.spec.layers)
-    for group in model.groups:
-        for place, layer in enumerate(group.layers):
-            caches[layer] = pool[place]
+    for pool in plan_pools(model.groups):
+        try:
+            held = pool.backend.allocate(plan.num_blocks, block_size, pool.num_layers)
+        except Exception as error:
+            if isinstance(error, TenonError) or device.classify_fault(error) is not Fault.OUT_OF_MEMORY:
+                raise
+            raise CapacityError(
+                f"the KV cache of {plan.num_blocks} blocks ({plan.kv} bytes) could not be had: {error}",
+                remedy="lower --num-blocks, --kv-cache-memory or --memory-utilization",
+            ) from error
+        for group in pool.groups:
+            for place, layer in enumerate(group.layers):
+                caches[layer] = held[place]
     model.caches = caches
 
 

@@ -22,7 +22,7 @@ from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
 
-from .beams import BeamGroup
+from .beam_group import BeamGroup
 from .deltas import DeltaBuilder
 from .grammars import Grammars
 from .kv_memory import KVMemory
@@ -66,6 +66,11 @@ class Engine:
     _is_shut: bool = False
 
     # requests
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Of the requests that are here."""
+        return tuple(self._requests)
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""

@@ -31,6 +31,7 @@ from tenon_core.config import EngineConfig
 from tenon_core.observability.log import setup_logging
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
+from .clients import client_of, shares
 from .messages import (
     AbortRequest,
     Busy,
@@ -65,7 +66,11 @@ class ServerSocket:
     address: str
     secret: bytes
     num_dropped: int = 0
+    ready: Ready | None = None  # told to those who come later
     _peers: set[bytes] = field(default_factory=set)
+    _owners: dict[int, bytes] = field(default_factory=dict)  # client's number -> its peer
+    _gone: list[int] = field(default_factory=list)  # clients whose requests nobody waits for any more
+    _told_all: float = 0.0
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _socket: zmq.Socket[bytes] = field(init=False)
     _encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
@@ -108,13 +113,18 @@ class ServerSocket:
             self._drop("without the link's secret")
             return None
         self._peers.add(frames[0])
-        if not frames[2]:
-            return None  # a hello
+        if not frames[2]:  # a hello
+            if self.ready is not None:
+                self._send_to(frames[0], self._encoder.encode(self.ready))
+            return None
         try:
-            return self._decoder.decode(frames[2])
+            message = self._decoder.decode(frames[2])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._drop(f"that is no message ({error})")
             return None
+        if isinstance(message, GenerateRequest):
+            self._owners[client_of(message.id)] = frames[0]
+        return message
 
     def _drop(self, why: str) -> None:
         self.num_dropped += 1
@@ -123,13 +133,44 @@ class ServerSocket:
 
     def send(self, message: EngineMessage) -> None:
         """To every peer that showed the secret; one that is gone, or does not read, is forgotten."""
+        if isinstance(message, StepUpdate) and len(self._peers) > 1:
+            self._send_shares(message)
+            return
+        self._told_all = time.monotonic()
         payload = self._encoder.encode(message)
         for peer in list(self._peers):
-            try:
-                self._socket.send_multipart([peer, payload], zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                self._peers.discard(peer)
-                LOG.warning("a client of the engine is gone: %s", error)
+            self._send_to(peer, payload)
+
+    def _send_shares(self, update: StepUpdate) -> None:
+        """To each client what is its own; to the others, now and then, that the engine lives."""
+        rest = set(self._peers)
+        for client, share in shares(update).items():
+            peer = self._owners.get(client)
+            if peer is not None:
+                rest.discard(peer)
+                self._send_to(peer, self._encoder.encode(share))
+        now = time.monotonic()
+        if update.stats is not None or now - self._told_all >= HEARTBEAT_SECONDS / 2:
+            self._told_all = now
+            payload = self._encoder.encode(Heartbeat(stats=update.stats))
+            for peer in rest:
+                self._send_to(peer, payload)
+
+    def _send_to(self, peer: bytes, payload: bytes) -> None:
+        try:
+            self._socket.send_multipart([peer, payload], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._peers.discard(peer)
+            gone = [client for client, owner in self._owners.items() if owner == peer]
+            for client in gone:
+                del self._owners[client]
+            self._gone += gone
+            LOG.warning("a client of the engine is gone: %s", error)
+
+    def take_gone(self) -> list[int]:
+        """Clients that went since this was last asked."""
+        gone, self._gone = self._gone, []
+        return gone
 
     @property
     def has_peers(self) -> bool:
@@ -168,6 +209,8 @@ class EngineServer:
                 self.socket.wait(HEARTBEAT_SECONDS)
             for message in self.socket.drain():
                 self._handle(message)
+            for client in self.socket.take_gone():
+                self.engine.abort(ids=[one for one in self.engine.request_ids if client_of(one) == client])
             if self._is_ending and not (self._is_draining and self.engine.has_work()):
                 return
             self._tell(self.engine.step() if self.engine.has_work() else None)
@@ -254,7 +297,8 @@ def serve(order: StartOrder, socket: ServerSocket) -> None:
     while not socket.has_peers:
         socket.wait(HEARTBEAT_SECONDS)
         socket.drain()
-    socket.send(Ready(facts=engine.facts, start_seconds=seconds, kernels=engine.kernels))
+    socket.ready = Ready(facts=engine.facts, start_seconds=seconds, kernels=engine.kernels)
+    socket.send(socket.ready)
     try:
         EngineServer(engine=engine, socket=socket).run()
     finally:
@@ -270,7 +314,7 @@ def main() -> int:
     if order is None:
         return 0
     watch_parent(order.address)
-    setup_logging(order.log_level)
+    setup_logging(order.log_level, format=order.log_format)
     socket = ServerSocket(address=order.address, secret=bytes.fromhex(order.secret))
     try:
         serve(order, socket)

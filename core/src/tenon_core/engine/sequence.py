@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from tenon_core.sampling.params import SamplingParams
 
+from .beam_group import BeamGroup
 from .messages import GenerateRequest, TokenLogprobs, sequence_key
-
-if TYPE_CHECKING:
-    from .beams import BeamGroup
 
 Int32 = npt.NDArray[np.int32]
 NO_ROW = -1

@@ -26,3 +26,4 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     address: str
     secret: str  # hexadecimal
     log_level: str = "info"
+    log_format: str = "text"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tenon_core.models.kv_pools import plan_pools
 from tenon_core.models.model import Model, PoolingHead, StepContext
 from tenon_platforms.attention import GraphSupport
 from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
@@ -379,11 +380,8 @@ class Runner:
             pieces = np.split(padded, len(padded) // COPY_PIECE)
         for piece in pieces:
             sources, targets = self._to_device(piece.T)  # each contiguous
-            self.model.groups[0].backend.copy_blocks(self._pool(), sources, targets)
-
-    def _pool(self) -> list[Any]:
-        """Every distinct cache once: layers of different groups share them."""
-        return list({id(cache): cache for cache in self.model.caches}.values())
+            for pool in plan_pools(self.model.groups):
+                pool.backend.copy_blocks(pool.caches(self.model.caches), sources, targets)
 
     # what the executables run
 

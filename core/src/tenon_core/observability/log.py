@@ -1,18 +1,21 @@
 """Logging: one line an event on standard error, control characters escaped, length capped. Standard library only.
 
 Text from outside (model names, request ids, error messages) cannot forge a line or drive a terminal. A traceback, which
-only bugs and `--debug` bring, follows its line indented, escaped line by line.
+only bugs and `--debug` bring, follows its line indented, escaped line by line. As JSON an event is one object a line,
+with the caller's `extra={"fields": {...}}` as fields of its own.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
 MAX_CHARACTERS = 4096
 OURS = ("tenon_", "tenon.")  # packages of ours and of plugins
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -44,17 +47,51 @@ class LineFormatter(logging.Formatter):
         return line
 
 
-def setup_logging(level: str = "info", *, stream: TextIO | None = None) -> None:
+class JsonFormatter(logging.Formatter):
+    """`{"time": "2026-01-31T12:00:00.123Z", "level": "INFO", "logger": ..., "message": ...}`, one a line, in ASCII."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        event: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": escaped(record.getMessage()),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            event["traceback"] = self.formatException(record.exc_info)[-MAX_CHARACTERS:]
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, dict):
+            event.update((name, _plain(value)) for name, value in fields.items() if name not in event)
+        return json.dumps(event)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float)) or value is None else escaped(str(value))
+
+
+FORMATTERS: dict[str, type[logging.Formatter]] = {"text": LineFormatter, "json": JsonFormatter}
+
+
+def current_format() -> str:
+    """The format that `setup_logging` was last called with; "text" before."""
+    kinds = {type(one.formatter) for one in logging.getLogger().handlers}
+    return next((name for name, kind in FORMATTERS.items() if kind in kinds), "text")
+
+
+def setup_logging(level: str = "info", *, stream: TextIO | None = None, format: str = "text") -> None:
     """Send our packages' log lines of `level` and above, and everyone else's warnings, to standard error.
 
-    May be called again: the last call holds. Raises `ValueError` for an unknown level.
+    May be called again: the last call holds. Raises `ValueError` for an unknown level or format.
     """
     if level not in LEVELS:
         raise ValueError(f"log level {level!r} is none of {', '.join(LEVELS)}")
+    if format not in FORMATS:
+        raise ValueError(f"log format {format!r} is none of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(FORMATTERS[format]())
     root = logging.getLogger()
-    for other in [held for held in root.handlers if isinstance(held.formatter, LineFormatter)]:
+    for other in [held for held in root.handlers if isinstance(held.formatter, tuple(FORMATTERS.values()))]:
         root.removeHandler(other)
     root.addHandler(handler)
     handler.addFilter(_is_worth_a_line)

@@ -24,14 +24,17 @@ from . import chat, completions, embeddings, info, playground, scoring
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
+from .deadline import Deadline
 from .errors import HttpError, error_response, http_error
 from .openai import responses
 from .services import Services
+from .tracing import CURRENT, RequestSpan, Traces
 
 LOG = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 Maker = Callable[[Services], Endpoint]
 MAX_LOGGED = 200
+PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 # (method, path, maker, whether it is public). The one list of routes; a test holds it against tests/surfaces.
 TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/completions", completions.handler, False),
@@ -63,6 +66,7 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/", playground.asset(playground.PAGE), True),
     *(("GET", f"/playground/{name}", playground.asset(name), True) for name in playground.ASSETS),
 )
+POSTS = frozenset(path for method, path, _, _ in TABLE if method == "POST")
 
 
 def routes() -> list[str]:
@@ -79,6 +83,8 @@ def make_app(services: Services) -> ASGIApp:
         for method, path, maker, is_public in TABLE
     ]
     app: ASGIApp = Router(routes=table, redirect_slashes=False, default=GuardedNotFound(keys=keys))
+    if config.request_timeout:
+        app = Deadline(app=app, seconds=config.request_timeout)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -92,6 +98,7 @@ def make_app(services: Services) -> ASGIApp:
         hosts=HostRule.of(config.host, config.allowed_hosts),
         logs=not config.disable_access_log,
         is_ending=lambda: services.is_draining,
+        traces=services.traces,
     )
 
 
@@ -118,12 +125,13 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surround:
-    """Around every request: an id, the Host rule, a log line."""
+    """Around every request: an id, the Host rule, a span where traces are wanted, a log line."""
 
     app: ASGIApp
     hosts: HostRule
     logs: bool
     is_ending: Callable[[], bool] = lambda: False
+    traces: Traces | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # websockets and life span are not served
@@ -132,6 +140,7 @@ class Surround:
         label = scope["tenon.request_id"] = label_from_header(headers.get(REQUEST_ID_HEADER))
         began = time.monotonic()
         status = 0
+        span = self._span(scope, headers, label)
 
         async def labelled_send(message: Message) -> None:
             nonlocal status
@@ -148,8 +157,19 @@ class Surround:
         else:
             await self._answered(scope, receive, labelled_send, lambda: status)
         finally:
+            if span is not None:
+                span.answer(status)
             if self.logs:
-                self._log(scope, status, time.monotonic() - began)
+                self._log(scope, status, time.monotonic() - began, span)
+
+    def _span(self, scope: Scope, headers: Headers, label: str) -> RequestSpan | None:
+        """A span for what is no mere question."""
+        span = None
+        if self.traces is not None and scope["method"] == "POST":
+            path = scope["path"] if scope["path"] in POSTS else "unknown"  # a closed set
+            span = self.traces.start(method="POST", path=path, request_id=label, headers=headers)
+        CURRENT.set(span)
+        return span
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send, status: Callable[[], int]) -> None:
         """The answer, or that the server ends: it cancels requests that outlast its patience, or a second Ctrl-C."""
@@ -162,18 +182,24 @@ class Surround:
                 gone = HttpError(503, "the server is being stopped: send the request again later")
                 await error_response(gone, scope)(scope, receive, send)
 
-    def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        client = scope.get("client") or ("?", 0)
-        is_probe = scope["path"] == "/health"  # asked for all the time
+    def _log(self, scope: Scope, status: int, seconds: float, span: RequestSpan | None) -> None:
+        client = (scope.get("client") or ("?", 0))[0]
+        is_probe = scope["path"] in PROBES  # asked for all the time
+        path = escaped(scope["path"], cap=MAX_LOGGED)
+        label, method, ms = scope["tenon.request_id"], scope["method"], round(seconds * 1000, 1)
+        fields = {"request_id": label, "client": client, "method": method, "path": path, "status": status, "ms": ms}
+        if span is not None:
+            fields["trace_id"] = span.trace_id
         LOG.log(
             logging.DEBUG if is_probe else logging.INFO,
             "%s %s %s %s %d %.1f ms",
-            scope["tenon.request_id"],
-            client[0],
-            scope["method"],
-            escaped(scope["path"], cap=MAX_LOGGED),
+            label,
+            client,
+            method,
+            path,
             status,
-            seconds * 1000,
+            ms,
+            extra={"fields": fields},
         )
 
 

@@ -10,10 +10,12 @@ from tenon_core.config import flag
 from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS
 from tenon_platforms.errors import ConfigError
 
+from .extras import check_endpoint, check_grpc
 from .parsers.registry import check_name
 
 MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512
+MAX_API_SERVERS = 64
 
 
 def check_tls(certfile: str, keyfile: str) -> None:
@@ -60,6 +62,7 @@ class ServerConfig:
     header_timeout: float = flag(10.0, "seconds in which a request's headers must arrive")
     body_timeout: float = flag(60.0, "seconds in which a request's body must arrive")
     keep_alive_timeout: int = flag(5, "seconds after which an idle connection is closed")
+    request_timeout: float = flag(0.0, "seconds after which a request is ended, whatever it does; 0: never")
     max_connections: int = flag(4096, "greatest number of connections; more are answered 503")
     drain_seconds: int = flag(30, "seconds that running requests have to finish when the server is told to stop")
     stall_seconds: float = flag(
@@ -73,29 +76,47 @@ class ServerConfig:
     )
     stored_responses_bytes: int = flag(256 * 2**20, "greatest size of the responses that are kept for each key")
     stream_interval: int = flag(1, "tokens between two pieces of a stream")
+    api_server_count: int = flag(1, "processes that serve HTTP in front of the one engine")
+    grpc_port: int | None = flag(None, "TCP port on which gRPC is served beside HTTP, with the same keys (extra grpc)")
+    metrics_port: int | None = flag(None, "TCP port on which /metrics and /health are answered too, without a key")
+    metrics_host: str = flag("127.0.0.1", "address of that port")
+    otlp_traces_endpoint: str | None = flag(None, "OpenTelemetry collector for traces: http://HOST:4318/v1/traces")
     playground: bool = flag(True, "serve the playground, a page to try the model with, at /")
     disable_access_log: bool = flag(False, "no log line for each request")
 
     def check(self) -> None:
         """Raise `ConfigError` for values that cannot be."""
-        if not self.host.strip():
+        if not self.host.strip() or not self.metrics_host.strip():
             raise ConfigError(
                 "host is empty, which would listen on every address",
                 remedy="leave it out for this machine only, or say --host 0.0.0.0",
             )
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}: it lies between 0 and 65535")
+        for name in ("port", "metrics_port", "grpc_port"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it lies between 0 and 65535")
         for name in ("max_body_bytes", "keep_alive_timeout", "max_connections", "stream_interval"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("header_timeout", "body_timeout", "stall_seconds", "stall_kill_seconds"):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be more than 0 and less than a day")
+        if not 0 <= self.request_timeout < 7 * 86400:
+            raise ConfigError(
+                f"request_timeout is {self.request_timeout}: it must be 0, or seconds of less than a week"
+            )
         for name in ("drain_seconds", "max_stored_responses", "stored_responses_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
         if self.stall_kill_seconds < self.stall_seconds:
             raise ConfigError("stall_kill_seconds is less than stall_seconds")
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
+        if self.grpc_port is not None:
+            check_grpc()
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(f"api_server_count is {self.api_server_count}: it lies between 1 and {MAX_API_SERVERS}")
+        if self.api_server_count > 1 and self.grpc_port == 0:
+            raise ConfigError("several API processes cannot each take any free gRPC port: name one with --grpc-port")
         if not self.is_loopback and not self.api_key and not self.insecure_no_key:
             raise ConfigError(
                 f"host is {self.host}, which others can reach, and no key is set",

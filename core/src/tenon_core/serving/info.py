@@ -15,6 +15,7 @@ from .answers import json_response
 from .body import read_object
 from .protocol import DetokenizeFields, TokenizeFields, parse
 from .services import Services, unless_gone
+from .siblings import gathered
 
 
 def health(services: Services) -> Any:
@@ -75,12 +76,14 @@ def model(services: Services) -> Any:
     return get_model
 
 
-def metrics(services: Services) -> Any:
-    """GET /metrics, for Prometheus."""
+def metrics(services: Services, *, gathers: bool = True) -> Any:
+    """GET /metrics, for Prometheus. gathers: with what the other API processes counted."""
 
     async def get_metrics(request: Request) -> Response:
         services.metrics.set_up(services.is_ready)
         body, kind = services.metrics.render()
+        if gathers and services.siblings:
+            body = await gathered(body, services.siblings)
         return Response(body, headers={"content-type": kind})
 
     return get_metrics

@@ -7,12 +7,14 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
@@ -30,8 +32,10 @@ from tenon_platforms.errors import DeviceError, TenonError
 from .app import make_app
 from .config import ServerConfig
 from .http_protocol import protocol_class
+from .metrics_server import MetricsServer
 from .parsers.registry import load_parsers
 from .services import Services
+from .tracing import Traces
 
 LOG = logging.getLogger(__name__)
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -67,16 +71,18 @@ class Lifetime:
 
     engine_config: EngineConfig
     server_config: ServerConfig
-    process: EngineProcess
+    process: EngineProcess | None
     began: float
     services: Services = field(init=False)
     supervisor: Supervisor | None = None
     server: Server = field(init=False)
     error: TenonError | None = None
     url: str = ""
+    client: int = 0  # its number among the front ends of one engine
 
     def __post_init__(self) -> None:
         given = self.engine_config.model.model
+        endpoint = self.server_config.otlp_traces_endpoint
         names = self.server_config.served_model_name or (served_name(given),)
         self.services = Services(
             config=self.server_config,
@@ -84,18 +90,20 @@ class Lifetime:
             aliases=frozenset({given}) if not self.server_config.served_model_name else frozenset(),
             metrics=EngineMetrics(names[0]),
             state=self._state,
+            traces=None if endpoint is None else Traces.open(endpoint, model=names[0]),
         )
 
     def _state(self) -> str:
         supervisor = self.supervisor
         return (EngineState.STARTING if supervisor is None else supervisor.state).value
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, metrics_listener: socket.socket | None = None) -> None:
         """Serve to the end; `error` says why, where it was not asked for."""
         config = self.server_config
+        app = make_app(self.services)
         self.server = Server(
             uvicorn.Config(
-                make_app(self.services),
+                app,
                 http=protocol_class(config.header_timeout),
                 ws="none",
                 lifespan="off",
@@ -111,48 +119,79 @@ class Lifetime:
             )
         )
         self.server.services = self.services
+        scraped = None if metrics_listener is None else MetricsServer.start(self.services, metrics_listener)
         starter = asyncio.get_running_loop().create_task(self._start())
         try:
-            await self.server.serve(sockets=[listener])
+            await self.before_serving(starter)
+            async with also_grpc(app, self.services):
+                await self.server.serve(sockets=[listener])
         finally:
-            starter.cancel()
-            with suppress(asyncio.CancelledError):
-                await starter
-            if self.services.conversation is not None:
-                self.services.conversation.close()
-            self.services.grammars.close()
-            if self.supervisor is not None:
-                await self.supervisor.stop()
-            else:
-                self.process.kill()
-                self.process.close(patience=0)
+            await self.close(starter, scraped)
+
+    async def before_serving(self, starter: asyncio.Task[None]) -> None:
+        """Nothing: the port answers from the first moment, with 503 until the engine is ready."""
+
+    async def close(self, starter: asyncio.Task[None], scraped: MetricsServer | None = None) -> None:
+        """Bring everything down again."""
+        starter.cancel()
+        with suppress(asyncio.CancelledError):
+            await starter
+        if self.services.conversation is not None:
+            self.services.conversation.close()
+        self.services.grammars.close()
+        if scraped is not None:
+            await scraped.stop()
+        if self.services.traces is not None:
+            await asyncio.to_thread(self.services.traces.close)
+        if self.supervisor is not None:
+            await self.supervisor.stop()
+        elif self.process is not None:
+            self.process.kill()
+            self.process.close(patience=0)
 
     async def _start(self) -> None:
         """Bring everything up, then wait for the engine's end, which should not come."""
         try:
             path = await asyncio.to_thread(resolve_path, self.engine_config)
-            self.supervisor = Supervisor(
-                config=replace(self.engine_config, model=replace(self.engine_config.model, model=str(path))),
-                on_update=self._take,
-                on_lost=self._lose,
-                on_stats=self.services.metrics.take_snapshot,
-                on_ready=self._connect,
-                stall_seconds=self.server_config.stall_seconds,
-                kill_seconds=self.server_config.stall_kill_seconds,
-                log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
-            )
+            self.supervisor = self._supervisor(path)
             self.supervisor.start(self.process)
-            files = await asyncio.to_thread(
-                open_model_files, self.engine_config, path=path, template=self.server_config.chat_template
-            )
-            await asyncio.to_thread(self._open, files)
-            self._announce()
+            await self._open_faces(path)
             await self.supervisor.ended.wait()
             raise self.supervisor.failure or DeviceError("the engine ended")
         except TenonError as error:
             self.error = error
         except OSError as error:
             self.error = DeviceError(f"the start failed: {error}")
+        self.on_end()
+
+    def _supervisor(self, path: Path, kind: type[Supervisor] = Supervisor) -> Supervisor:
+        """What keeps the engine running, or (another kind) in touch with it."""
+        return kind(
+            config=replace(self.engine_config, model=replace(self.engine_config.model, model=str(path))),
+            on_update=self._take,
+            on_lost=self._lose,
+            on_stats=self.services.metrics.take_snapshot,
+            on_ready=self._connect,
+            stall_seconds=self.server_config.stall_seconds,
+            kill_seconds=self.server_config.stall_kill_seconds,
+            log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
+        )
+
+    async def _open_faces(self, path: Path) -> None:
+        """The tokenizer, the template, the parsers."""
+        files = await asyncio.to_thread(
+            open_model_files, self.engine_config, path=path, template=self.server_config.chat_template
+        )
+        await asyncio.to_thread(self._open, files)
+        self._announce()
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.server.was_interrupted
+
+    def on_end(self) -> None:
+        """The engine will not run again; `error` says why."""
         self.server.should_exit = True
 
     def _open(self, files: ModelFiles) -> None:
@@ -194,10 +233,14 @@ class Lifetime:
             vocabulary=services.vocabulary,
             seed=self.engine_config.platform.seed,
             observer=services.metrics,
+            client=self.client,
         )
-        seconds = time.monotonic() - self.began
+        self.on_ready(time.monotonic() - self.began)
+
+    def on_ready(self, seconds: float) -> None:
+        """Requests are answered from now on."""
         try:
-            print(f"serving {services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
+            print(f"serving {self.services.model_names[0]} at {self.url} after {seconds:.1f} s", flush=True)
         except OSError as error:  # a full disk or a closed pipe is no reason not to serve
             LOG.warning("standard output cannot be written: %s", error.strerror)
 
@@ -209,6 +252,22 @@ class Lifetime:
         generation, self.services.generation = self.services.generation, None
         if generation is not None:
             generation.fail_all(EngineLostError("the engine is starting again: try again later"))
+
+
+@asynccontextmanager
+async def also_grpc(app: ASGIApp, services: Services) -> AsyncIterator[None]:
+    """The gRPC server beside what runs inside, where one is asked for. Running calls have time to finish, too."""
+    if services.config.grpc_port is None:
+        yield
+        return
+    from .rpc.server import RpcServer  # an extra
+
+    server = await RpcServer.start(app, services)
+    LOG.info("gRPC is served on port %d", server.port)
+    try:
+        yield
+    finally:
+        await server.stop(services.config.drain_seconds)
 
 
 def served_name(model: str) -> str:
@@ -226,8 +285,9 @@ def serve(
     process: EngineProcess,
     *,
     began: float,
+    metrics_listener: socket.socket | None = None,
 ) -> int:
-    """Run the event loop. Raises the `TenonError` that ended it, if one did."""
+    """Serve in this process. Raises the `TenonError` that ended it, if one did."""
     port = listener.getsockname()[1]
     life = Lifetime(
         engine_config=engine_config,
@@ -236,10 +296,22 @@ def serve(
         began=began,
         url=replace(server_config, port=port).url,
     )
+    return run_life(life, listener, metrics_listener)
+
+
+def run_life(
+    life: Lifetime,
+    listener: socket.socket,
+    metrics_listener: socket.socket | None = None,
+    *,
+    before: Callable[[asyncio.AbstractEventLoop], None] = lambda loop: None,
+) -> int:
+    """Run the event loop; returns the exit code. before: called with it. Raises the `TenonError` that ended it."""
     loop = _new_loop()
     asyncio.set_event_loop(loop)
+    before(loop)
     try:
-        loop.run_until_complete(life.run(listener))
+        loop.run_until_complete(life.run(listener, metrics_listener))
         loop.run_until_complete(_cancel_rest())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
@@ -247,7 +319,7 @@ def serve(
         loop.close()
     if life.error is not None:
         raise life.error
-    return INTERRUPTED if life.server.was_interrupted else 0
+    return INTERRUPTED if life.was_interrupted else 0
 
 
 async def _cancel_rest() -> None:

@@ -28,36 +28,55 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     server_config.check()
     if not server_config.is_loopback and not server_config.api_key:
         LOG.warning("%s is open to everybody who reaches it (--insecure-no-key)", server_config.host)
-    listener = bind(server_config)
+    is_shared = server_config.api_server_count > 1
+    listener = bind(server_config.host, server_config.port, listens=not is_shared)
+    if is_shared:  # free until now, or there was an error; held from now on, and listened at by the API processes
+        port = listener.getsockname()[1]
+        listener.close()
+        listener = bind(server_config.host, port, is_shared=True, listens=False)
+    scraped = None
     try:
+        if server_config.metrics_port is not None:
+            scraped = bind(server_config.metrics_host, server_config.metrics_port, flag="metrics-port")
         from tenon_core.client.supervisor import EngineProcess
 
         process = EngineProcess()
         try:
             from .lifetime import serve
+
+            if is_shared:
+                from .api_processes import serve_shared as serve
         except BaseException:
             process.kill()
             process.close(patience=0)
             raise
-        return serve(engine_config, server_config, listener, process, began=began)
+        return serve(engine_config, server_config, listener, process, began=began, metrics_listener=scraped)
     finally:
         listener.close()
+        if scraped is not None:
+            scraped.close()
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises `ConfigError` where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def bind(host: str, port: int, *, flag: str = "port", is_shared: bool = False, listens: bool = True) -> socket.socket:
+    """A listening socket. flag: the option that says the port. is_shared: with other processes of ours.
+
+    Raises `ConfigError` where the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-        listener.listen(BACKLOG)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        if listens:
+            listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}",
-            remedy="stop the other server, or pass another --port (0: any free one) or --host",
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            remedy=f"stop the other server, or pass another --{flag} (0: any free one) or address",
         ) from None
     return listener

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from .config import ServerConfig
 from .errors import HttpError, not_ready
 from .parsers.registry import Parsers
 from .response_store import ResponseStore
+from .tracing import CURRENT, RequestSpan, Traces
 
 T = TypeVar("T")
 
@@ -51,7 +53,9 @@ class Services:
     conversation: Conversation | None = None
     parsers: Parsers = field(default_factory=Parsers)
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
+    traces: Traces | None = None
     is_draining: bool = False
+    siblings: tuple[Path, ...] = ()  # sockets of the other API processes, for their metrics
     responses: ResponseStore = field(init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -102,6 +106,7 @@ class Work:
     generation: Generation
     requests: list[ActiveRequest] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _span: RequestSpan | None = None
 
     @classmethod
     def start(
@@ -124,6 +129,9 @@ class Work:
         except (RequestError, CapacityError):
             work.abort()
             raise
+        if (span := CURRENT.get()) is not None:
+            work._span = span
+            span.begin_work(work.requests, params)
         return work
 
     @classmethod
@@ -184,6 +192,8 @@ class Work:
         """End what still runs."""
         for request in self.requests:
             self.generation.abort(request)
+        if self._span is not None:
+            self._span.end_work(self.requests)
 
     def stop(self, error: TenonError) -> None:
         """End what still runs, and raise `error` in whoever waits for it."""

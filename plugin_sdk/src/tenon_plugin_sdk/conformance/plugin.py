@@ -32,6 +32,7 @@ class Run:
     levels: list[str]
     exceptions: tuple[Excused, ...]
     results: Results
+    seeds: int = 1
     today: datetime.date = field(default_factory=datetime.date.today)
     started: float = field(default_factory=time.time)
 
@@ -52,6 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--platform-opt", action="append", default=[], metavar="KEY=VALUE", help="an option of it")
     group.addoption("--level", help="L2: up to it; L2,L3: those; L2, with a comma: it alone; all (default)")
     group.addoption("--profile", choices=("quick", "full"), help="how long to look; default quick")
+    group.addoption("--seeds", type=int, default=1, metavar="N", help="run checks that draw with N seeds; default 1")
+    group.addoption("--baseline", metavar="PATH", help="an earlier --report: L7 fails where a figure got worse")
+    group.addoption("--baseline-ratio", type=float, default=1.5, metavar="X", help="times worse that is still well")
     group.addoption("--exceptions", metavar="PATH", help="conformance.yaml; default: beside the platform's manifest")
     group.addoption("--report", metavar="PATH", help="write the results as JSON")
     group.addoption("--html", metavar="PATH", help="write the results as a page")
@@ -94,6 +98,7 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
     from tenon_platforms.errors import TenonError
 
     from .exceptions import read_exceptions
+    from .meters.figures import read_baseline
     from .profile import PROFILES
     from .registry import levels_up_to
     from .report.results import Results
@@ -107,12 +112,15 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
         subject = Subject.installed(name, options)
         exceptions = read_exceptions(_exceptions_path(config, suite, file, subject))
         subject.exceptions = exceptions
+        if (path := config.getoption("--baseline")) is not None:
+            subject.baseline = read_baseline(Path(path), config.getoption("--baseline-ratio"))
         levels = levels_up_to(config.getoption("--level") or suite.level)
     except (TenonError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
     profile = PROFILES[config.getoption("--profile") or suite.profile]
-    results = Results(platform=name, profile=profile.name, options=dict(subject.options))
-    return Run(subject=subject, profile=profile, levels=levels, exceptions=exceptions, results=results)
+    seeds = max(config.getoption("--seeds"), 1)
+    results = Results(platform=name, profile=profile.name, options=dict(subject.options), seeds=seeds)
+    return Run(subject=subject, profile=profile, levels=levels, exceptions=exceptions, results=results, seeds=seeds)
 
 
 def _options(name: str, given: list[str]) -> dict[str, str]:
@@ -148,6 +156,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The table, and the files that were asked for."""
+    from .report.results import keep
     from .report.terminal import table_lines
 
     for run in config.stash[RUNS].values():
@@ -158,6 +167,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for line in table_lines(run.results, run.levels):
             terminalreporter.write_line(line)
         _write_reports(config, run, terminalreporter)
+        if _is_whole(config):
+            keep(run.results, run.subject)
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether no check was left out by name: a part of a run says nothing of a level."""
+    return not (config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect"))
 
 
 def _write_reports(config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter) -> None:

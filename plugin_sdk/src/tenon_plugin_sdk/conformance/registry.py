@@ -20,6 +20,10 @@ LEVELS: dict[str, tuple[str, str]] = {
     "L1": ("device", "l1_device"),
     "L2": ("ops", "l2_ops"),
     "L3": ("execution", "l3_execution"),
+    "L4": ("memory", "l4_memory"),
+    "L5": ("collectives", "l5_collectives"),
+    "L6": ("engine", "l6_engine"),
+    "L7": ("performance", "l7_performance"),
 }
 
 
@@ -47,6 +51,7 @@ class Check:
     """A named check of a level. cases: made from the subject's claims; run: raises where the platform is wrong.
 
     what: one sentence for reports. needs_platform: run on an opened subject; without, its manifest is enough.
+    has_seed: it draws, so another seed is another check.
     """
 
     level: str
@@ -55,6 +60,12 @@ class Check:
     run: Callable[[Subject, Profile, Case], None]
     cases: Callable[[Subject, Profile], Iterable[Case]] | None = None
     needs_platform: bool = True
+    has_seed: bool = True
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether another seed is another check: packaging, devices and figures draw nothing."""
+        return self.has_seed and self.level not in ("L0", "L1", "L7")
 
     def cases_of(self, subject: Subject, profile: Profile) -> Iterable[Case]:
         """The cases for one subject."""

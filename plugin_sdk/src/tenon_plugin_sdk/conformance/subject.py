@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenon_platforms.platform import Platform
 
     from .exceptions import Excused
+    from .meters.figures import Baseline
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,9 @@ class Subject:
     """A platform under test.
 
     manifest: None for a platform that was made by hand. error: why it could not be opened; then only L0 is run.
-    exceptions: those of its conformance.yaml.
+    exceptions: those of its conformance.yaml. texts: its options as the operator gave them. shared: what checks made
+    once for all of them (checkpoints, processes), by name; what has a `close` is closed with the subject.
+    measured: figures that checks leave behind (L7). baseline: the earlier report they are compared with.
     """
 
     name: str
@@ -40,6 +43,10 @@ class Subject:
     manifest: Manifest | None = None
     error: str | None = None
     exceptions: tuple[Excused, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    baseline: Baseline | None = None
     _platform: Platform | None = None
     _device: Device | None = None
     _capabilities: Capabilities | None = None
@@ -56,7 +63,8 @@ class Subject:
                 return cls(name=name, error=f"the manifest of {broken.owner} cannot be used: {broken.reason}")
             known = ", ".join(sorted(one.name for one in found.valid))
             raise ConfigError(f"no platform is named {name!r}: installed are {known}", remedy="pip install the plugin")
-        subject = cls(name=name, options=_typed(manifest, dict(options or {})), manifest=manifest)
+        given = dict(options or {})
+        subject = cls(name=name, options=_typed(manifest, dict(given)), manifest=manifest, texts=given)
         try:
             subject._open(_entry(manifest)(subject.options))
         except Exception:  # noqa: BLE001 - whatever a plugin raises is the finding
@@ -70,14 +78,25 @@ class Subject:
         subject._open(platform)
         return subject
 
-    def _open(self, platform: Platform) -> None:
+    @classmethod
+    def at(cls, platform: Platform, index: int) -> Subject:
+        """As `of`, on another of its devices."""
+        subject = cls(name=platform.name, options=dict(platform.options))
+        subject._open(platform, index)
+        return subject
+
+    def _open(self, platform: Platform, index: int = 0) -> None:
         self._platform = platform
-        self._device = platform.device(0)
+        self._device = platform.device(index)
         self._device.open()
         self._capabilities = platform.capabilities(self._device)
 
     def close(self) -> None:
-        """Give the device back."""
+        """Give back the device and what checks shared."""
+        for held in self.shared.values():
+            if hasattr(held, "close"):
+                held.close()
+        self.shared.clear()
         if self._device is not None:
             self._device.close()
 

@@ -10,11 +10,12 @@ and pytest collects every check of every level in it, one test a case.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from .registry import Case, Check, NotApplicableError
+from .registry import Case, Check, ConformanceError, NotApplicableError
 
 if TYPE_CHECKING:
     from .plugin import Run
@@ -38,7 +39,14 @@ class ConformanceSuite:
         expired = conformance_run.expired(conformance_check.address(conformance_case))
         if expired is not None:
             pytest.fail(expired, pytrace=False)
-        try:
-            conformance_check.run(conformance_run.subject, conformance_run.profile, conformance_case)
-        except NotApplicableError as error:
-            pytest.skip(str(error))
+        seeds = conformance_run.seeds if conformance_check.is_drawn else 1
+        for seed in range(seeds):
+            profile = replace(conformance_run.profile, seed=conformance_run.profile.seed + seed)
+            try:
+                conformance_check.run(conformance_run.subject, profile, conformance_case)
+            except NotApplicableError as error:
+                pytest.skip(str(error))
+            except Exception as error:
+                if seeds > 1:
+                    raise ConformanceError(f"with seed {profile.seed}: {error}") from error
+                raise

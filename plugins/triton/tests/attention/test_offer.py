@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,3 +88,14 @@ def test_parts_follow_the_number_of_programs() -> None:
     assert max_parts(1, 2, config, facts) == wanted // 2
     assert max_parts(1000, 8, config, facts) == 1
     assert all(rows * 2 * max_parts(rows, 2, config, facts) <= max(wanted, rows * 2) for rows in range(1, 50))
+
+
+def test_few_rows_are_decoded_in_shorter_parts() -> None:
+    facts = DeviceFacts(compute_units=132, shared_bytes=227 * 1024)
+    found = attention_configs(128, 4, 2, 2, facts)
+    few, many = found.decode_for(16, 8, facts), found.decode_for(17, 8, facts)
+    assert few is found.few
+    assert many is found.decode
+    assert few.min_tokens < many.min_tokens
+    assert few.fetches
+    assert replace(found, few=None).decode_for(1, 8, facts) is found.decode

@@ -17,7 +17,7 @@ from tenon_platforms.ops.table import OpTable
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, PartTensors
 from tenon_triton.ops import linear
 from tenon_triton.ops.gated_mlp import gated_mlp
-from tenon_triton.ops.linear import LinearPolicy
+from tenon_triton.ops.linear import LinearPolicy, Weight
 from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, Rule, Tiles, Way
 from tenon_triton.ops.offers import register
 
@@ -136,6 +136,22 @@ def test_the_table_takes_the_first_rule_that_fits() -> None:
     assert isinstance(BANDWIDTH.way(1, 4096, 4096), Gemv)
     assert BANDWIDTH.way(16, 4096, 4096) != BANDWIDTH.way(16, 28672, 4096)
     assert BANDWIDTH.way(1000, 4096, 4096) == LIBRARY
+
+
+def test_tiles_take_as_many_stages_as_fit() -> None:
+    way = Tiles(m=16, n=64, k=512, splits=2, stages=3, swap=True)
+    stage = 512 * (64 + 16)
+    assert way.fitted(3 * stage, weight_bytes=1, x_bytes=1) == way
+    assert way.fitted(3 * stage - 1, weight_bytes=1, x_bytes=1).stages == 2
+    assert way.fitted(1, weight_bytes=1, x_bytes=1).stages == 1
+    table = LinearTable(rules=(Rule(max_tokens=8, way=Tiles(stages=4)),), pair_tokens=8)
+    policy = LinearPolicy(table=table, shared_bytes=4 * 128 * (64 + 16) * 2)
+    weight = Weight(weight=torch.zeros(64, 128, dtype=torch.float16), scale=None, bias=None)
+    alone, paired = policy.way(8, weight), policy.pairs(8, weight)
+    assert isinstance(alone, Tiles)
+    assert isinstance(paired, Tiles)
+    assert (alone.stages, paired.stages) == (4, 2)
+    assert policy.pairs(9, weight) is None
 
 
 def test_offers_serve_without_the_reference() -> None:

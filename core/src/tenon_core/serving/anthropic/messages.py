@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tenon_platforms.errors import RequestError
-
 from ..answers import Head, json_response, new_label
 from ..body import read_object
 from ..chat import begin, encoded
-from ..openai.response_fields import renamed
+from ..field_names import names_of
 from ..protocol import parse
 from ..services import Services, unless_gone
 from ..sse import stream_response
@@ -34,7 +30,7 @@ def create(services: Services) -> Any:
         body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
         fields, further = parsed(body)
         head = Head(id=f"msg_{new_label()}", object="message", model=services.check_model(fields.model))
-        with names_of_this_api():
+        with names_of(NAMES):
             chat = as_chat(fields, further, template_variables(services))
             run = MessageRun(call=await begin(request, services, chat, head, is_clamped=True), limit=fields.max_tokens)
             if not fields.stream:
@@ -65,7 +61,7 @@ def count(services: Services) -> Any:
         fields = parse(CountFields, body, NOT_YET)
         services.check_model(fields.model)
         _, conversation = services.ready_tokenizer()
-        with names_of_this_api():
+        with names_of(NAMES):
             chat = as_chat(fields, {}, template_variables(services))
             reading = reading_of(chat, services.parsers, lets_choose=config.enable_auto_tool_choice)
             _, ids = await unless_gone(request, encoded(chat, conversation, reading.tools))
@@ -78,15 +74,3 @@ def template_variables(services: Services) -> frozenset[str]:
     """What the chat template takes. Raises 503 before it is there."""
     template = services.ready_tokenizer()[1].template
     return frozenset() if template is None else template.check()
-
-
-@contextmanager
-def names_of_this_api() -> Iterator[None]:
-    """Errors about the chat request's fields name this API's."""
-    try:
-        yield
-    except RequestError as error:
-        name = NAMES.get(error.param or "")
-        if name is None:
-            raise
-        raise renamed(error, error.param or "", name) from None

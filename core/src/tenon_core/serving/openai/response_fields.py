@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -203,23 +202,3 @@ def _format(given: TextFormat | None) -> dict[str, Any] | None:
     if given.schema_ is None:
         raise RequestError("text.format has no schema", param="text")
     return {"type": "json_schema", "json_schema": {"name": given.name or "", "schema": given.schema_}}
-
-
-@contextmanager
-def names_of_this_api() -> Iterator[None]:
-    """Errors about the chat request's fields name this API's."""
-    try:
-        yield
-    except RequestError as error:
-        name = NAMES.get(error.param or "")
-        if name is None:
-            raise
-        raise renamed(error, error.param or "", name) from None
-
-
-def renamed(error: RequestError, before: str, after: str) -> RequestError:
-    """The error about a field that another API calls otherwise."""
-    message = error.message
-    if message.startswith(before):
-        message = after + message[len(before) :]
-    return RequestError(message, param=after, remedy=error.remedy)

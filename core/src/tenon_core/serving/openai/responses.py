@@ -16,11 +16,12 @@ from ..answers import Head, json_response, new_label
 from ..body import read_object
 from ..chat import begin
 from ..errors import HttpError
+from ..field_names import names_of
 from ..response_store import Item, Stored
 from ..services import Services, unless_gone
 from ..sse import stream_response
 from .response_events import error_event, events
-from .response_fields import ResponseFields, as_chat, names_of_this_api, parsed
+from .response_fields import NAMES, ResponseFields, as_chat, parsed
 from .response_items import checked_items, refusal
 from .response_run import Run, conversation_of
 
@@ -58,7 +59,7 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
     earlier = history(services, owner, fields.previous_response_id)
     items = [resolved(services, owner, one) for one in checked_items(fields.input if fields.input is not None else [])]
     head = Head(id=f"resp_{new_label()}{new_label()}", object="response", model=services.check_model(fields.model))
-    with names_of_this_api():
+    with names_of(NAMES):
         conversation = [msgspec.json.decode(data) for _, data in earlier] + items
         chat = await begin(request, services, as_chat(fields, further, conversation), head)
     run = Run(

@@ -37,7 +37,8 @@ def _parts(results: Results) -> Iterator[str]:
     yield f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
     highest = results.highest()
     reached = "no level yet" if highest is None else f"{highest} ({LEVELS[highest][0]})"
-    length = f"{escape(results.profile)} profile, {results.seconds:.0f} s"
+    seeds = f", {results.seeds} seeds" if results.seeds > 1 else ""
+    length = f"{escape(results.profile)} profile{seeds}, {results.seconds:.0f} s"
     yield f'<p class="lead">Conforms up to <b>{reached}</b>; {length}.</p>'
     yield from _levels(results)
     yield from _listed(results, "failed", "What fails")
@@ -45,6 +46,7 @@ def _parts(results: Results) -> Iterator[str]:
     for level in LEVELS:
         if results.of(level):
             yield from _level(results, level)
+    yield from _figures(results)
     yield from _slow(results)
     yield from _machine(results)
     yield "</body></html>"
@@ -98,6 +100,16 @@ def _slow(results: Results) -> Iterator[str]:
     yield "<h2>Slowest checks</h2><table>"
     for entry in slowest(results.entries):
         yield f'<tr><td><code>{escape(entry.address)}</code></td><td class="n">{entry.seconds:.1f} s</td></tr>'
+    yield "</table>"
+
+
+def _figures(results: Results) -> Iterator[str]:
+    if not results.measured:
+        return
+    yield "<h2>Figures</h2><table>"
+    for name, held in results.measured.items():
+        yield f'<tr><td><code>{escape(name)}</code></td><td class="n">{held["value"]:.4g}</td>'
+        yield f"<td>{escape(held['unit'])}</td></tr>"
     yield "</table>"
 
 

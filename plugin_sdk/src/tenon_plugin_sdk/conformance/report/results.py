@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import platform as host
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
+
+from tenon_platforms.conformance_record import ConformanceRecord, driver_text, write_record
 
 from ..registry import LEVELS
 
@@ -36,7 +40,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """A run. measured: figures that checks left behind (L7). machine, versions, seconds: filled by `finish`."""
+    """A run. seeds: how many it drew with. measured: figures of L7. machine, seconds: filled by `finish`."""
 
     platform: str
     profile: str
@@ -45,6 +49,7 @@ class Results:
     measured: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    seeds: int = 1
 
     def add(self, check: Check, case: Case, report: Any, excuse: Callable[[str], Excused | None]) -> None:
         """One finished test."""
@@ -70,6 +75,7 @@ class Results:
         """The run is over."""
         self.seconds = seconds
         self.machine = fingerprint(subject)
+        self.measured = dict(subject.measured)
 
     def of(self, level: str) -> list[Entry]:
         """A level's entries."""
@@ -129,11 +135,32 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    found: dict[str, Any] = {"system": host.system(), "machine": host.machine(), "versions": versions}
+    found: dict[str, Any] = {"system": host.system(), "machine": host.machine(), "processors": os.cpu_count()}
+    found["versions"] = versions
     if subject.error is None:
         info = subject.device.info
+        found["driver"] = driver_text(info.driver)
         found["device"] = {"name": info.name, "arch": info.arch, "memory": info.memory}
     return found
+
+
+def keep(results: Results, subject: Subject) -> str | None:
+    """Keep a run that began with L0 for `tenon doctor`; where it was written, None where it was not."""
+    if not results.of("L0") or subject.manifest is None or subject.error is not None:
+        return None
+    versions = results.machine["versions"]
+    record = ConformanceRecord(
+        core=versions.get("tenon-core", ""),
+        plugin=subject.manifest.version,
+        driver=driver_text(subject.device.info.driver),
+        highest=results.highest(),
+        profile=results.profile,
+        when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        options=results.options,
+        counts={level: results.counts(level) for level in LEVELS if results.of(level)},
+    )
+    file = write_record(subject.name, record)
+    return None if file is None else str(file)
 
 
 def to_json(results: Results) -> str:
@@ -142,6 +169,7 @@ def to_json(results: Results) -> str:
         "format": FORMAT,
         "platform": results.platform,
         "profile": results.profile,
+        "seeds": results.seeds,
         "options": results.options,
         "highest_level": results.highest(),
         "seconds": round(results.seconds, 3),

@@ -58,8 +58,7 @@ static void take_fine(const void* x, int dtype, int64_t columns, int64_t step, c
             most = vmax(most, vmax(part, vsub(vzero(), part)));
             faults = vadd(faults, vsub(part, part));  // not-a-number where one is not finite
         }
-        float top = vtop(most);
-        const float fault = vsum(faults);
+        const float top = vtop(most), fault = vsum(faults);
         const int64_t at = b * step;
         int16_t* codes = to.codes + at * BLOCK;
         int32_t* total = to.totals + 2 * at;
@@ -76,13 +75,15 @@ static void take_fine(const void* x, int dtype, int64_t columns, int64_t step, c
             total[0] = total[1] = 1;
             continue;
         }
-        to.units[at] = top / FINE_CODES;
+        float unit = top / FINE_CODES, by = FINE_CODES / top;
         if (top <= 1e-30f) {  // the inverse may overflow: all of the block times 2^100, which is exact
+            if (unit * FINE_CODES < top) unit += 0x1p-149f;  // a subnormal unit is rounded up, so that codes fit
             for (float& one : v) one *= 0x1p100f;
-            top *= 0x1p100f;
+            by = 1.0f / (unit * 0x1p100f);
         }
-        round_fine(v, FINE_CODES / top, codes, total, high, low);
-        to.sums[at] = to.units[at] * static_cast<float>(total[0] + total[1]);
+        round_fine(v, by, codes, total, high, low);
+        to.units[at] = unit;
+        to.sums[at] = unit * static_cast<float>(total[0] + total[1]);
     }
 }
 
@@ -138,18 +139,19 @@ TENON_INLINE BlockScales scales_of(const uint8_t* block, Rows d, Rows dmin) {
     return s;
 }
 
-// acc + a block's sum (of a half, for Q6_K: `first`, `second`), scaled. The sums are of codes without their offset.
+// acc + a block's sum (of a half, for Q6_K: `sum`, `second`), scaled. The sums are of codes without their offset. The unit
+// comes first: times a weight's scale alone, that of a block of tiny values would vanish.
 template <WeightType TYPE>
 TENON_INLINE Rows scaled(Rows acc, Sum sum, Sum second, const BlockScales& s, float unit, float weight,
                          const int32_t* totals) {
     using F = Format<TYPE>;
     constexpr int OFFSET = TYPE == WeightType::q8_0 ? 0 : F::OFFSET;
     if constexpr (TYPE == WeightType::q6_k) {
-        acc = rfma(rof(sminus(sum, OFFSET * totals[0])), rscale(s.scale, unit), acc);
-        return rfma(rof(sminus(second, OFFSET * totals[1])), rscale(s.second, unit), acc);
+        acc = rfma(rscale(rof(sminus(sum, OFFSET * totals[0])), unit), s.scale, acc);
+        return rfma(rscale(rof(sminus(second, OFFSET * totals[1])), unit), s.second, acc);
     }
     if constexpr (OFFSET != 0) sum = sminus(sum, OFFSET * (totals[0] + totals[1]));
-    acc = rfma(rof(sum), rscale(s.scale, unit), acc);
+    acc = rfma(rscale(rof(sum), unit), s.scale, acc);
     if constexpr (F::HAS_MIN) acc = rfmas(s.minimum, F::IS_SUPER ? -weight : weight, acc);
     return acc;
 }

@@ -16,7 +16,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import quants
-from tiny_models import SIZES
+
+from .tiny import SIZES
 
 ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -110,7 +111,9 @@ def load_reference(path: Path) -> Any:
     """The Transformers model of a saved folder, in float32."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32", experts_implementation="eager")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype="float32", experts_implementation="eager"
+    )
     return model.eval()
 
 
@@ -187,7 +190,7 @@ def _heads_of(name: str, config: dict[str, Any]) -> int | None:
     return int(config["num_key_value_heads"]) if ".k_proj." in name else None
 
 
-def _converted(name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+def _converted(name: str, values: np.ndarray, config: dict[str, Any]) -> Any:
     """As the converter changes it (LlamaModel.permute; Gemma's norm_shift)."""
     heads = _heads_of(name, config)
     if heads is not None:
@@ -199,7 +202,7 @@ def _converted(name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndar
     return values + 1 if _is_gemma(config) and name.endswith("norm.weight") else values
 
 
-def _original(name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+def _original(name: str, values: np.ndarray, config: dict[str, Any]) -> Any:
     heads = _heads_of(name, config)
     if heads is not None:
         return (

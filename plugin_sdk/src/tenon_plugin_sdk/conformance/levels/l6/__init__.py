@@ -1,0 +1,1 @@
+"""Level 6 by subject: equality with Transformers, engine features, claims."""

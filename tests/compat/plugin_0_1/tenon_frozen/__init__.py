@@ -1,0 +1,1 @@
+"""A platform as it was written for contract 0.1."""
