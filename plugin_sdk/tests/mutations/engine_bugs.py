@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
 from mutations.installed import Bug
 from mutations.installed import register as _register
 from mutations.memory_bugs import offer_attention
@@ -78,10 +77,6 @@ def _batch_dependent(y: Tensor) -> Tensor:
     return y * (1 + 0.02 * (len(y) % 3))
 
 
-def _noisy(y: Tensor) -> Tensor:
-    return y * (1 + 0.2 * torch.rand_like(y))
-
-
 class UpgradesInSilence(Bug):
     """Claims float32 only, and computes in it whatever is asked for."""
 
@@ -106,7 +101,6 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     "depends on the batch": (
         "L6/batch_invariant/gemma3", "a norm's result hangs on the number of tokens", with_norm(_batch_dependent),
     ),
-    "not deterministic": ("L6/repeats", "a norm is a little random, and says it is not", with_norm(_noisy)),
     "type changed in silence": ("L6/unclaimed/dtype-bfloat16", "bfloat16 becomes float32", UpgradesInSilence),
 }  # fmt: skip
 
