@@ -18,9 +18,10 @@ class TestReference(ConformanceSuite):
 
 
 class TestStaticSim(ConformanceSuite):
-    """A compiling device."""
+    """A compiling device: ops and executables."""
 
     platform = "sim"
+    level = "L3"
 
 
 class TestDynamicSim(ConformanceSuite):
@@ -37,3 +38,12 @@ class TestMinimalSim(ConformanceSuite):
     platform = "sim"
     options: ClassVar[dict[str, str]] = {"character": "minimal"}
     level = "L1,L3"
+
+
+@pytest.mark.full
+class TestEnginesOnSim(ConformanceSuite):
+    """Whole engines on the capturing device, which queues: on demand, every start captures a lattice."""
+
+    platform = "sim"
+    options: ClassVar[dict[str, str]] = {"character": "dynamic"}
+    level = "L4,L6"

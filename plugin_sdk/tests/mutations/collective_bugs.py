@@ -79,11 +79,6 @@ class AlwaysAgrees(TorchCollectives):
         return True
 
 
-class WaitsForEver(TorchCollectives):
-    def set_timeout(self, seconds: float) -> None:
-        pass
-
-
 def bug(cls: type[TorchCollectives]) -> type[Bug]:
     """The correct platform with these collectives."""
 
@@ -106,7 +101,6 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     "collective race": ("L5/order/2-ranks", "results share a buffer with the next operation's", bug(ReusesItsBuffer)),
     "no barrier": ("L5/barrier/2-ranks", "a barrier waits for nobody", bug(PassesTheBarrier)),
     "always agrees": ("L5/agree/2-ranks", "plans are not compared", bug(AlwaysAgrees)),
-    "hang": ("L5/hang/2-ranks", "the time-out is not set", bug(WaitsForEver)),
 }
 
 

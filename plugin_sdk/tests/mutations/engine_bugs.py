@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
 from mutations.installed import Bug
 from mutations.installed import register as _register
 from mutations.memory_bugs import offer_attention
@@ -34,11 +33,6 @@ class StaleRows(ReferenceAttention):
             blocks = -(-length // batch.block_size)
             table[row] = known.setdefault((row, blocks), table[row].clone())
         return super().plan(dataclasses.replace(batch, block_table=table))
-
-
-class CopiesNothing(ReferenceAttention):
-    def copy_blocks(self, caches: list[Tensor], source: Tensor, target: Tensor) -> None:
-        pass
 
 
 class ForgetsEarlierChunks(ReferenceAttention):
@@ -83,10 +77,6 @@ def _batch_dependent(y: Tensor) -> Tensor:
     return y * (1 + 0.02 * (len(y) % 3))
 
 
-def _noisy(y: Tensor) -> Tensor:
-    return y * (1 + 0.05 * torch.rand(1))
-
-
 class UpgradesInSilence(Bug):
     """Claims float32 only, and computes in it whatever is asked for."""
 
@@ -105,14 +95,12 @@ class UpgradesInSilence(Bug):
 BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     "stale row": ("L6/requests/gemma3", "a row's table outlives its request", with_attention(StaleRows)),
     "stale row after preemption": ("L6/preemption", "the same, when a request comes back", with_attention(StaleRows)),
-    "forks not copied": ("L6/requests/gemma3", "copy_blocks copies nothing", with_attention(CopiesNothing)),
     "earlier chunks forgotten": (
         "L6/flags/llama-chunks-of-16", "a chunk attends to itself only", with_attention(ForgetsEarlierChunks),
     ),
     "depends on the batch": (
         "L6/batch_invariant/gemma3", "a norm's result hangs on the number of tokens", with_norm(_batch_dependent),
     ),
-    "not deterministic": ("L6/repeats", "a norm is a little random, and says it is not", with_norm(_noisy)),
     "type changed in silence": ("L6/unclaimed/dtype-bfloat16", "bfloat16 becomes float32", UpgradesInSilence),
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +15,10 @@ from tenon_core.engine.block_allocator import LRUBlockAllocator
 from tenon_platforms.adjustments import Adjustment
 from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.batch import AttentionBatch
-from tenon_platforms.device import Device, Event, Fault, MemoryInfo
+from tenon_platforms.device import Device, Fault, MemoryInfo
 from tenon_platforms.kernel import Kernel
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.attention_reference import ReferenceAttention
-from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.table import OpTable
 
@@ -81,33 +80,14 @@ class KeepsPlans(Bug):
         offer_attention(table, device, Keeping)
 
 
-class KeepsWeights(Bug):
-    """Prepared weights and caches outlive their engine."""
-
-    def register_ops(self, table: OpTable, device: Device) -> None:
-        def make(spec: MergedLinearSpec) -> Kernel:
-            inner = honest(spec, device)
-
-            def prepare(weights: Any, uses: Any) -> Any:
-                held = weights if inner.prepare is None else inner.prepare(weights, uses)
-                KEPT.append([torch.ones(300_000), held])
-                return held
-
-            return Kernel(name=PLANTED, run=inner.run, prepare=prepare, native=inner.native)
-
-        table.offer(MergedLinearSpec, PLANTED, make, features=ALL_FEATURES)
-
-
 @dataclass(slots=True, kw_only=True)
 class CountingDevice(Device):
-    """A device with a budget of its own; every event costs some of it for ever where `leaks`."""
+    """A device with a budget of its own."""
 
     budget: int = 512 * MIB
     used: int = 0
-    leaks: int = 0
     checks: bool = True
     fault: Fault = Fault.OUT_OF_MEMORY
-    sizes: list[int] = field(default_factory=list)
 
     def memory(self) -> MemoryInfo:
         return MemoryInfo(free=self.budget - self.used, total=self.budget, peak=self.used)
@@ -120,17 +100,8 @@ class CountingDevice(Device):
             raise RuntimeError(f"THING_ERROR_ALLOC: {size} bytes")
         return Device.empty(self, shape, dtype)
 
-    def event(self) -> Event:
-        self.used += self.leaks
-        return Device.event(self)
-
     def classify_fault(self, error: BaseException) -> Fault:
         return self.fault if "THING_ERROR_ALLOC" in str(error) else Device.classify_fault(self, error)
-
-
-class LeaksDeviceMemory(Bug):
-    def device(self) -> Device:
-        return CountingDevice(leaks=64)
 
 
 class MisnamesAllocation(Bug):
@@ -159,8 +130,6 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     "leaked block in a storm": ("L4/aborts/one-group", "the same, when requests are aborted", LeaksBlocks),
     "activations kept": (SOAK, "a kernel keeps what it returned", KeepsActivations),
     "plans kept": (SOAK, "attention keeps every step's plan", KeepsPlans),
-    "device memory slope": (SOAK, "every event costs 64 bytes of the device for ever", LeaksDeviceMemory),
-    "weights outlive the engine": ("L4/restarts", "prepared weights are kept by a module", KeepsWeights),
     "allocation is a request's fault": (
         "L4/exhausted",
         "its own error is classified request-fatal",

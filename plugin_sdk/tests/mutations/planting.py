@@ -19,6 +19,7 @@ from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.attention_reference import ReferenceAttention
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import OpTable
+from tenon_plugin_sdk.conformance.subject import Subject
 
 ALL_FEATURES = {
     "rms_norm.weight_offset",
@@ -47,6 +48,11 @@ class Mutation:
     def level(self) -> str:
         """The level that should find it."""
         return self.check.partition("/")[0]
+
+    def subject(self) -> Subject:
+        """The platform with the bug, under test."""
+        planted = self.plant()
+        return planted if isinstance(planted, Subject) else Subject.of(planted)
 
 
 @dataclass(slots=True)

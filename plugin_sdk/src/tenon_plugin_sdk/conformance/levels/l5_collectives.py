@@ -54,8 +54,8 @@ def reduces(subject: Subject, profile: Profile, case: Case) -> None:
         found = group.values("reduce_scatter", seed=seed, shape=shape, dtype=_name(dtype))
         rows = shape[0] // size
         for rank, value in enumerate(found):
-            part = Bounded(want.value[rank * rows : (rank + 1) * rows], want.error[rank * rows : (rank + 1) * rows])
-            _close(value, part, dtype, f"reduce_scatter of {shape} on rank {rank} of {size}")
+            mine = Bounded(want.value[rank * rows : (rank + 1) * rows], want.error[rank * rows : (rank + 1) * rows])
+            _close(value, mine, dtype, f"reduce_scatter of {shape} on rank {rank} of {size}")
 
 
 def moves(subject: Subject, profile: Profile, case: Case) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -33,6 +34,7 @@ class Rank:
     process: subprocess.Popen[str]
     log: IO[str]
     answers: queue.Queue[str | None] = field(default_factory=queue.Queue)
+    listener: threading.Thread | None = None
 
     def listen(self) -> None:
         """Read until the process ends."""
@@ -40,6 +42,17 @@ class Rank:
         for line in self.process.stdout:
             self.answers.put(line)
         self.answers.put(None)
+
+    def end(self) -> None:
+        """Kill it and close what it was spoken to through."""
+        self.process.kill()
+        self.process.wait(30)
+        if self.listener is not None:
+            self.listener.join(30)
+        for stream in (self.process.stdin, self.process.stdout, self.log):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # what was still to be written
+                    stream.close()
 
     def said(self) -> str:
         """The end of what it wrote to standard error."""
@@ -85,7 +98,8 @@ class RankGroup:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
             )  # fmt: skip
             ranks.append(Rank(process=process, log=log))
-            threading.Thread(target=ranks[-1].listen, daemon=True).start()
+            ranks[-1].listener = threading.Thread(target=ranks[-1].listen, daemon=True)
+            ranks[-1].listener.start()
         group = cls(ranks=ranks)
         for place, answer in enumerate(group.answers(START_LIMIT_S)):
             if (answer["rank"], answer["size"]) != (place, size):
@@ -141,9 +155,7 @@ class RankGroup:
         """End all ranks; the group is of no more use."""
         self.is_broken = True
         for rank in self.ranks:
-            rank.process.kill()
-            rank.process.wait(30)
-            rank.log.close()
+            rank.end()
 
     def close(self) -> None:
         """As `kill`, at the end of a run."""
