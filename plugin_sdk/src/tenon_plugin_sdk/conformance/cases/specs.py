@@ -12,9 +12,10 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.formats.gguf_types import BY_NAME, SUPPORTED
 from tenon_platforms.ops.embedding import EmbeddingSpec
 from tenon_platforms.ops.linear import Dense, GGUFBlocks, LinearPart, MergedLinearSpec, WeightScheme
-from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec, GatedMLPSpec
+from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec, GatedMLPSpec, MLPSpec
 from tenon_platforms.ops.moe import MoESpec
-from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
+from tenon_platforms.ops.pooling import MeanPoolSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeScaling, RopeSpec
 
 from ..registry import Case
@@ -112,6 +113,33 @@ def gated_mlps(capabilities: Capabilities) -> Iterator[Case]:
                 activation=name,
             )
             yield Case(id=f"{dtype}-{name}", value=spec)
+
+
+def layer_norms(dtypes: Iterable[DType]) -> Iterator[Case]:
+    """Layer norms."""
+    for dtype in dtypes:
+        for hidden in (1, 64, 127, 384):
+            yield Case(id=f"{dtype}-{hidden}", value=LayerNormSpec(hidden=hidden, eps=1e-12, dtype=dtype))
+
+
+def mlps(capabilities: Capabilities) -> Iterator[Case]:
+    """Whole feed-forwards without a gate, with biases."""
+    for dtype in claimed(capabilities):
+        for name, hidden, inner in (("gelu", 64, 96), ("relu", 33, 40)):
+            dense = Dense(stored=dtype)
+            spec = MLPSpec(
+                up=MergedLinearSpec(in_features=hidden, parts=_parts((inner,), dense), dtype=dtype, bias=True),
+                down=MergedLinearSpec(in_features=inner, parts=_parts((hidden,), dense), dtype=dtype, bias=True),
+                activation=name,
+            )
+            yield Case(id=f"{dtype}-{name}", value=spec)
+
+
+def mean_pools(dtypes: Iterable[DType]) -> Iterator[Case]:
+    """Means over rows."""
+    for dtype in dtypes:
+        for hidden in (1, 96):
+            yield Case(id=f"{dtype}-{hidden}", value=MeanPoolSpec(hidden=hidden, dtype=dtype))
 
 
 def moes(capabilities: Capabilities) -> Iterator[Case]:

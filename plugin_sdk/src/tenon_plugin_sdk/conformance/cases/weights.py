@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from tenon_platforms.formats.gguf_types import BY_NAME
 from tenon_platforms.ops.linear import Dense, GGUFBlocks, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, PartTensors
+from tenon_platforms.ops.weights import LinearWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
 from ..subject import Subject
@@ -69,18 +70,12 @@ def to_device(subject: Subject, weights: Any) -> Any:
         return subject.to_device(weights)
     if isinstance(weights, dict):
         return {name: subject.to_device(value) for name, value in weights.items()}
-    if isinstance(weights, LinearWeights):
-        bias = None if weights.bias is None else subject.to_device(weights.bias)
-        return LinearWeights(parts=tuple(to_device(subject, part) for part in weights.parts), bias=bias)
-    if isinstance(weights, GatedMLPWeights):
-        return GatedMLPWeights(gate_up=to_device(subject, weights.gate_up), down=to_device(subject, weights.down))
-    assert isinstance(weights, MoEWeights)
-    return MoEWeights(
-        router=subject.to_device(weights.router),
-        gate=to_device(subject, weights.gate),
-        up=to_device(subject, weights.up),
-        down=to_device(subject, weights.down),
-    )
+    if isinstance(weights, tuple):
+        return tuple(to_device(subject, part) for part in weights)
+    if weights is None:
+        return None
+    moved = {one.name: to_device(subject, getattr(weights, one.name)) for one in dataclasses.fields(weights)}
+    return type(weights)(**moved)
 
 
 def generator(seed: int) -> torch.Generator:

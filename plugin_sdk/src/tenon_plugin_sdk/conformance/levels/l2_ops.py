@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .l2 import attention, claims, products, rows, rowwise, sampling
+from .l2 import attention, claims, encoders, products, rows, rowwise, sampling
 
 CHECKS = (
     *rowwise.CHECKS,
+    *encoders.CHECKS,
     *products.CHECKS,
     *attention.CHECKS,
     *rows.CHECKS,

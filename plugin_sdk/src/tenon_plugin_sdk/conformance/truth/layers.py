@@ -25,6 +25,20 @@ def rms_norm(x: Bounded, weight: Tensor, eps: float, offset: float, dtype: DType
     return Bounded(scaled, error).rounded(relative).rounded(unit(dtype)).scaled(weight.double() + offset).rounded(U32)
 
 
+def layer_norm(x: Bounded, weight: Tensor, bias: Tensor, eps: float) -> Bounded:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last axis, in float32 until the end."""
+    hidden = x.value.shape[-1]
+    norm = x.value.norm(dim=-1, keepdim=True)
+    centred = x.value - x.value.mean(-1, keepdim=True)
+    lost = x.error + x.error.mean(-1, keepdim=True) + sum_error(hidden) * norm / hidden**0.5 + U32 * centred.abs()
+    variance = centred.pow(2).mean(-1, keepdim=True) + eps
+    scaled = centred / variance.sqrt()
+    through = (centred.abs() * lost).sum(-1, keepdim=True) / (hidden * variance)
+    error = lost / variance.sqrt() + scaled.abs() * through
+    relative = U32 * (hidden**0.5 + FUNCTION_ULPS)
+    return Bounded(scaled, error).rounded(relative).scaled(weight).rounded(U32).plus(Bounded.exact(bias)).rounded(U32)
+
+
 def activation(x: Bounded, name: str) -> Bounded:
     """The activation; its slope is at most 1.13 for all of them. Near zero its relative error is that of x."""
     value = x.value
@@ -56,6 +70,27 @@ def gated_mlp(
     both = matmul(x, gate_up, weight_error).rounded(unit(dtype))
     hidden = activation_mul(both, name, dtype).rounded(unit(dtype))
     return matmul(hidden, down, down_error)
+
+
+def mlp(
+    x: Bounded,
+    up: tuple[Tensor, Tensor | None, float],
+    down: tuple[Tensor, Tensor | None, float],
+    name: str,
+    dtype: DType,
+) -> Bounded:
+    """down(activation(up x)); intermediates rounded to `dtype`. A side: weight [out, in], bias, the weight's error."""
+    hidden = activation(biased(x, up, dtype).rounded(unit(dtype)), name).rounded(unit(dtype))
+    return biased(hidden, down, dtype)
+
+
+def biased(x: Bounded, side: tuple[Tensor, Tensor | None, float], dtype: DType) -> Bounded:
+    """x W^T + bias, the product rounded to `dtype` before the bias comes to it."""
+    weight, bias, weight_error = side
+    product = matmul(x, weight, weight_error)
+    if bias is None:
+        return product
+    return product.rounded(unit(dtype)).plus(Bounded.exact(bias.expand_as(product.value)))
 
 
 def rope(x: Bounded, positions: Tensor, table: Tensor, spec: RopeSpec, dtype: DType) -> Bounded:
