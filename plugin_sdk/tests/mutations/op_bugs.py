@@ -11,9 +11,10 @@ from mutations.planting import Registry, wrap_run, wrap_spec
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.embedding import EmbeddingSpec
 from tenon_platforms.ops.linear import MergedLinearSpec
-from tenon_platforms.ops.mlp import ActivationMulSpec
+from tenon_platforms.ops.mlp import ActivationMulSpec, MLPSpec
 from tenon_platforms.ops.moe import MoESpec
-from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
+from tenon_platforms.ops.pooling import MeanPoolSpec
 from tenon_platforms.ops.rope import RopeSpec
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 
@@ -165,6 +166,26 @@ def half_of_writes(run: Any, spec: Any) -> Any:
     return lambda state, places, blocks, rows, params: run(state, places[:16], blocks[:16], rows, params)
 
 
+def padding_averaged(run: Any, spec: Any) -> Any:
+    """The valid-token count is not looked at: padding counts as the first row's."""
+
+    def bug(x: Any, rows: Any, starts: Any, num_valid: Any) -> Any:
+        return run(x, rows, starts, torch.full_like(num_valid, len(x)))
+
+    return bug
+
+
+def mean_not_taken(run: Any, spec: Any) -> Any:
+    """A layer norm computed as a root-mean-square norm."""
+
+    def bug(x: Any, weights: Any) -> Any:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + spec.eps)
+        return (scaled * weights.weight.float() + weights.bias.float()).to(x.dtype)
+
+    return bug
+
+
 def register(to: Registry) -> None:
     """All of them."""
     norm, linear = "L2/rms_norm/float32-64", "L2/merged_linear/float32-from-float32"
@@ -295,6 +316,24 @@ def register(to: Registry) -> None:
             "L2/row_writes/2",
             "only the first 16 table entries",
             wrap_run(RowWritesSpec, half_of_writes),
+        ),
+        (
+            "mean-not-taken",
+            "L2/layer_norm/float32-64",
+            "layer norm without its mean",
+            wrap_run(LayerNormSpec, mean_not_taken),
+        ),
+        (
+            "another-gelu",
+            "L2/mlp/float32-gelu",
+            "the tanh form of an exact activation",
+            wrap_spec(MLPSpec, lambda s: dataclasses.replace(s, activation="gelu_tanh")),
+        ),
+        (
+            "padding-averaged",
+            "L2/mean_pool/float32-96",
+            "padding counts in a mean",
+            wrap_run(MeanPoolSpec, padding_averaged),
         ),
     ):
         to.add(name, check, what, plant)
