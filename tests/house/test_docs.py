@@ -32,7 +32,7 @@ COMMANDS = {
         *("-p", "tenon_plugin_sdk.conformance.replay.plugin"),
     ),
 }
-OTHERS_FLAGS = {"--device", "--pyargs"}  # of programs that are not ours, named in a page
+OTHERS_FLAGS = {"--device", "--pyargs", "--streams"}  # of programs that are not ours, named in a page
 KIT_FLAGS = {
     "--replay",
     "--level",
@@ -40,6 +40,9 @@ KIT_FLAGS = {
     "--report",
     "--html",
     "--exceptions",
+    "--seeds",
+    "--baseline",
+    "--baseline-ratio",
 }  # of the conformance kit, for pytest
 YAML = re.compile(r"^```yaml\n# \S+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)")

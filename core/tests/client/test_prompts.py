@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,15 @@ class Interrupted(FakeEngine):
         return update
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises, as in a terminal; a process that runs tests in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_waits_for_the_step_to_end() -> None:
     engine = Interrupted()
     llm = over(engine)
@@ -154,6 +164,7 @@ def test_an_interrupt_waits_for_the_step_to_end() -> None:
     assert llm.generate("ab", SamplingParams(max_tokens=4))[0].outputs[0].text == "abab"
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_second_interrupt_does_not_wait_and_tears_the_engine() -> None:
     engine = Interrupted()
     engine.num_times = 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tenon_platforms.device import Fault
+from tenon_platforms.device import DeviceInfo, Fault
 from tenon_platforms.errors import ConfigError
 from tenon_sim.device import SimDevice
 from tenon_sim.faults import BrokenContractError, SimFaultError
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def device() -> Any:
-    made = SimDevice(is_async=True, options=SimOptions(memory_mb=1))
+    alone = DeviceInfo(id=7, name="alone")  # what other tests left on the first device is in its memory
+    made = SimDevice(info=alone, is_async=True, options=SimOptions(memory_mb=1, devices=8))
     made.open()
     yield made
     made.close()

@@ -24,6 +24,11 @@ class OpsGroup(SectionedCommand, click.Group):
     allow_extra_args = False
     allow_interspersed_args = True
 
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(
+            *args, **{**keywords, "no_args_is_help": False}
+        )  # it says that no model is given, as others do
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
