@@ -115,7 +115,7 @@ def main() -> None:
     """Run all checks."""
     parser = argparse.ArgumentParser(description="Smoke test of an installed Tenon.")
     parser.add_argument("checkpoint")
-    parser.add_argument("--expect-platform", required=True, choices=("reference", "cpu"))
+    parser.add_argument("--expect-platform", required=True, choices=("reference", "cpu", "sim"))
     arguments = parser.parse_args()
     os.environ.pop("PYTHONPATH", None)
     check_installed()
