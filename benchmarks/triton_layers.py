@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from checkout import use_checkout
+from graph_timing import timed
 
 use_checkout()
 
@@ -265,7 +265,7 @@ class Chain:
         self.run()
         self.skip = set(names)
         try:
-            return timed(self.run) / len(self.layers)
+            return timed([self.run]) / len(self.layers)
         finally:
             self.skip = set()
 
@@ -279,25 +279,6 @@ class Chain:
 def made(kernel: Any) -> Kernel:
     assert isinstance(kernel, Kernel), kernel
     return kernel
-
-
-def timed(run: Callable[[], object], repeats: int = 7) -> float:
-    """Microseconds of a replay, the median."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    found = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1000)
-    return statistics.median(found)
 
 
 @contextmanager
@@ -366,7 +347,7 @@ def tune(chain: Chain, broken: set[tuple[Way, bool]]) -> dict[str, Any]:
                 continue
             chain.table.ways[size] = way
             try:
-                times.append((timed(chain.run, 3) / layers, short(way), way))
+                times.append((timed([chain.run], 3) / layers, short(way), way))
             except Exception as caught:  # noqa: BLE001
                 print("failed", name, short(way), str(caught)[:100], flush=True)
         times.sort(key=lambda item: item[0])
@@ -392,7 +373,7 @@ def heads(model: str, counts: list[int]) -> None:
                 table.ways[(out, inner)] = way
             policy = LinearPolicy(table=table, float8_table=table, float8=True)  # type: ignore[arg-type]
             try:
-                took = timed(lambda x=x, p=policy: [linear.multiply(x, weight, p, BF16) for _ in range(4)], 3) / 4
+                took = timed([lambda x=x, p=policy: [linear.multiply(x, weight, p, BF16) for _ in range(4)]], 3) / 4
             except Exception:  # noqa: BLE001  it does not fit
                 continue
             times.append((took, "table" if way is None else short(way)))
@@ -437,13 +418,13 @@ def main() -> None:
                 chain.fused = False
                 with launched_late():
                     wanted = chain.run()
-                    line["late"] = round(timed(chain.run) / layers, 2)
+                    line["late"] = round(timed([chain.run]) / layers, 2)
                 got = chain.run()
-                line["early"] = round(timed(chain.run) / layers, 2)
+                line["early"] = round(timed([chain.run]) / layers, 2)
                 line["differs"] = float((got.double() - wanted.double()).norm() / wanted.double().norm())
                 chain.fused = True
                 chain.run()
-                line["early, norms quantize"] = round(timed(chain.run) / layers, 2)
+                line["early, norms quantize"] = round(timed([chain.run]) / layers, 2)
                 for tile, warps, least in (
                     (32, 2, 512),
                     (32, 2, 32),
@@ -453,21 +434,21 @@ def main() -> None:
                     (64, 4, 128),
                 ):
                     chain.decode = replace(CONFIGS.decode, min_tokens=least, tile=tile, warps=warps)
-                    line[f"parts of {least}, tile {tile}, warps {warps}"] = round(timed(chain.run) / layers, 2)
+                    line[f"parts of {least}, tile {tile}, warps {warps}"] = round(timed([chain.run]) / layers, 2)
                 chain.decode = None
-                whole = timed(chain.run) / layers
+                whole = timed([chain.run]) / layers
                 parts = ("norm", "qkv", "rope", "attention", "out", "mlp")
                 line["costs"] = {name: round(whole - chain.without(name), 2) for name in parts}
                 with launched_late():
-                    late = timed(chain.run) / layers
+                    late = timed([chain.run]) / layers
                     line["costs late"] = {name: round(late - chain.without(name), 2) for name in parts}
                 chain.decode = None
                 print(line, flush=True)
                 if args.tune:
                     line["tuned"] = tune(chain, broken)
-                    line["best"] = round(timed(chain.run) / layers, 2)
+                    line["best"] = round(timed([chain.run]) / layers, 2)
                     with launched_late():
-                        line["best late"] = round(timed(chain.run) / layers, 2)
+                        line["best late"] = round(timed([chain.run]) / layers, 2)
                     print(f"    best {line['best']}, launched late {line['best late']}", flush=True)
                 results.append(line)
             del chain

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from graph_timing import timed
 from torch import Tensor
 
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, SamplingBatch
@@ -73,27 +73,6 @@ def say(*parts: object) -> None:
 def record(kind: str, name: str, tokens: int, microseconds: float, num_bytes: float, **more: Any) -> None:
     RESULTS.append({"kind": kind, "name": name, "tokens": tokens, "us": round(microseconds, 3),
                     "TB/s": round(num_bytes / microseconds / 1e6, 3), **more})  # fmt: skip
-
-
-def timed(calls: Sequence[Callable[[], object]], repeats: int = 5) -> float:
-    """Microseconds a call: all calls captured into one graph, the median of some replays."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    found = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(found)
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
@@ -201,8 +180,10 @@ def pairs() -> None:
                 line = []
                 for way in (GEMVS[1], GEMVS[2], GEMVS[5]):
                     one = policy_of(way)
-                    two = timed([lambda w=w: mlp.multiply(linear.multiply(x, w, one, BF16), "silu") for w in held])
-                    paired = timed([lambda w=w: gemv(x, w.weight, way, scale=w.scale, activation="silu") for w in held])
+                    two = timed([lambda w=w: mlp.multiply(linear.multiply(x, w, one, BF16), "silu") for w in held], 5)
+                    paired = timed(
+                        [lambda w=w: gemv(x, w.weight, way, scale=w.scale, activation="silu") for w in held], 5
+                    )
                     line.append(f"{short(way)} {two:.1f} -> {paired:.1f}")
                     record("pair", name, tokens, paired, held[0].weight.nbytes, way=short(way), fp8=fp8, unpaired=two)
                 say(f"gate_up {name} fp8={fp8} M={tokens}: two launches -> paired:", *line)
@@ -320,8 +301,8 @@ def rest() -> None:
         line = []
         for tokens in (1, 16, 64, 256, 1024, 8192):
             xs = [[torch.randn(tokens, hidden, device=DEVICE, dtype=BF16) for _ in range(2)] for _ in range(8)]
-            took = timed([lambda p=p: kernel.run(*p, weight) for p in xs])
-            fp8 = timed([lambda p=p: norm.add_rms_norm_float8(spec, *p, weight) for p in xs])
+            took = timed([lambda p=p: kernel.run(*p, weight) for p in xs], 5)
+            fp8 = timed([lambda p=p: norm.add_rms_norm_float8(spec, *p, weight) for p in xs], 5)
             moved = 4 * tokens * hidden * 2
             record("norm", f"add_rms_norm {hidden}", tokens, took, moved, fp8=fp8)
             line.append(f"{tokens}: {took:.1f} ({moved / took / 1e6:.2f}) fp8 {fp8:.1f}")
@@ -330,9 +311,9 @@ def rest() -> None:
         line = []
         for tokens in (1, 16, 64, 256, 1024, 8192):
             xs = [torch.randn(tokens, 2 * features, device=DEVICE, dtype=BF16) for _ in range(4)]
-            took = timed([lambda x=x: mlp.multiply(x, "silu") for x in xs])
-            fp8 = timed([lambda x=x: mlp.multiply_float8(x, "silu") for x in xs])
-            plain = timed([lambda x=x: float8.quantize(x) for x in xs])
+            took = timed([lambda x=x: mlp.multiply(x, "silu") for x in xs], 5)
+            fp8 = timed([lambda x=x: mlp.multiply_float8(x, "silu") for x in xs], 5)
+            plain = timed([lambda x=x: float8.quantize(x) for x in xs], 5)
             moved = 3 * tokens * features * 2
             record("activation", f"silu {features}", tokens, took, moved, fp8=fp8, quantize=plain)
             line.append(f"{tokens}: {took:.1f} ({moved / took / 1e6:.2f}) fp8 {fp8:.1f} quantize {plain:.1f}")
@@ -346,7 +327,7 @@ def rest() -> None:
             qkv = [torch.randn(tokens, (heads + 2 * kv_heads) * 128, device=DEVICE, dtype=BF16) for _ in range(4)]
             positions = torch.randint(0, 8192, (1, tokens), device=DEVICE, dtype=torch.int32)
             slots = torch.randperm(10240, device=DEVICE)[:tokens].int()
-            took = timed([lambda x=x: kernel.run(x, positions, angles, *weights, cache, slots) for x in qkv])
+            took = timed([lambda x=x: kernel.run(x, positions, angles, *weights, cache, slots) for x in qkv], 5)
             moved = 2 * qkv[0].nbytes
             record("rope", f"{heads}/{kv_heads} normed={normed}", tokens, took, moved)
             line.append(f"{tokens}: {took:.1f} ({moved / took / 1e6:.2f})")
@@ -375,7 +356,7 @@ def mixtures(spec: MoESpec, sizes: Sequence[int]) -> None:
     for tokens in sizes:
         x = torch.randn(tokens, hidden, device=DEVICE, dtype=BF16)
         wrong = error(kernel.run(x, held[0]), reference.run(x, held[0])) if tokens <= 256 else 0.0
-        took = timed([lambda w=w: kernel.run(x, w) for w in held])
+        took = timed([lambda w=w: kernel.run(x, w) for w in held], 5)
         hit = experts * (1 - (1 - spec.top_k / experts) ** tokens)  # of evenly spread tokens
         moved = hit * 3 * inner * hidden * 2
         record("moe", "30b", tokens, took, moved, error=wrong)

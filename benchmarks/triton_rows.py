@@ -9,10 +9,10 @@ FP8 rows every configuration of its kernel too.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from checkout import use_checkout
+from graph_timing import timed
 
 use_checkout()
 
@@ -28,26 +28,6 @@ from tenon_triton.ops import float8, mlp, norm  # noqa: E402
 HIDDEN, INNER, BF16 = 4096, 14336, torch.bfloat16
 CACHE = 200 << 20
 CONFIGS = ((16384, 8), (16384, 16), (16384, 32), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16))
-
-
-def timed(calls: Sequence[Callable[[], object]], repeats: int = 7) -> float:
-    """Microseconds a call."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    found = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(found)
 
 
 def activation(x: Tensor, block: int, warps: int) -> float8.Float8Rows:

@@ -19,7 +19,7 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from ...truth import layers
-from ...truth.rounding import Bounded, unit
+from ...truth.rounding import Bounded
 from .running import bind, check_rows, weight_error
 
 FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
@@ -36,9 +36,7 @@ def merged_linear(subject: Subject, profile: Profile, case: Case) -> None:
 
     def run(draw: RowsDraw) -> None:
         x = values((draw.tokens, spec.in_features), draw, to_torch(spec.dtype), large=large)
-        truth = layers.matmul(Bounded.exact(x), weight, lost)
-        if stored.bias is not None:
-            truth = truth.rounded(unit(spec.dtype)).plus(Bounded.exact(stored.bias.expand(draw.tokens, -1)))
+        truth = layers.biased(Bounded.exact(x), (weight, stored.bias, lost), spec.dtype)
         check_rows(subject, kernel, draw, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
 
     fills = (*FILLS, "large")
