@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import EOS, POISON, FakeEngine
@@ -14,6 +15,7 @@ from tenon_core import LLM, RequestOutput, SamplingParams
 from tenon_core.client.generation import Generation
 from tenon_core.client.inline import InlineLink
 from tenon_core.client.model_files import ModelFiles
+from tenon_core.client.pooling_face import paired
 from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.engine.messages import split_key
 from tenon_core.sampling.pooling import PoolingParams
@@ -201,3 +203,18 @@ def test_no_request_is_taken_for_an_engine_that_is_gone(engine: FakeEngine) -> N
         with pytest.raises(DeviceError, match="gone"):
             generation.start_pooling([97], PoolingParams())
     assert generation.num_active == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {"beam_width": 2}, SamplingParams()])
+def test_a_beam_search_wants_its_parameters(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(RequestError, match="BeamSearchParams"):
+        llm.beam_search("a", wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [], "", [5], [None], [["a"]], b"a", {"a": 1}])
+def test_scores_are_of_texts(wrong: Any) -> None:
+    if wrong not in ("", {"a": 1}):  # an empty text is one, and so are a map's keys
+        for pair in ((wrong, "a"), ("a", wrong)):
+            with pytest.raises(RequestError, match="scoring takes texts"):
+                paired(*pair)
+    assert paired("a", ["b", "c"]) == [("a", "b"), ("a", "c")]

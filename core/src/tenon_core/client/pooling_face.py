@@ -149,7 +149,9 @@ class PoolingFace:
 
 def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
     """(left, right) texts: one with each, or as many with as many. Raises `RequestError`."""
-    left, right = ([one] if isinstance(one, str) else list(one) for one in (first, second))
+    left, right = (
+        [one] if isinstance(one, str) or not isinstance(one, Iterable) else [*one] for one in (first, second)
+    )
     if not left or not right or not all(isinstance(one, str) for one in (*left, *right)):
         raise RequestError("scoring takes texts: one or a list on each side", param="text_1")
     if len(left) == 1:
