@@ -30,7 +30,7 @@ from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.config import EngineConfig
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
-from tenon_platforms.errors import CapacityError, ConfigError
+from tenon_platforms.errors import CapacityError, ConfigError, RequestError
 
 Message = Mapping[str, Any]
 
@@ -100,6 +100,8 @@ class LLM(PoolingFace):
 
         Raises `RequestError` for a prompt or parameter that is not servable.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params is {params!r:.80}: expected BeamSearchParams", param="params")
         chosen = params.sampling()
         done = self.generate(prompts, chosen, use_tqdm=use_tqdm, cache_salt=cache_salt)
         return [beam_output(one, params) for one in done]

@@ -83,6 +83,7 @@ BAD = (
     ({**line("e"), "body": []}, "e"),
     ({**line("f"), "extra": 1}, "f"),
     (line("g", stream=True), "g"),
+    (line("h", background=True), "h"),
     ('{"custom_id": "h", "custom_id": "i"}', None),
     ("[" * 100_000, None),
     ('{"custom_id": "' + "j" * 600 + '"}', None),

@@ -13,7 +13,7 @@ import msgspec
 
 from tenon_platforms.errors import RequestError
 
-from .structured import StructuredOutputs
+from .structured import StructuredOutputs, is_unicode
 
 # Field -> (least, greatest). Both inclusive. A list's entry bounds its length.
 CEILINGS: dict[str, tuple[float, float]] = {
@@ -96,7 +96,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, longest in LENGTH_CEILINGS.items():
             _check_length(name, getattr(self, name), longest)
         for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS or not is_unicode(text):
                 raise RequestError(
                     f"stop holds {text!r:.80}: each stop string needs 1 to {MAX_STOP_CHARACTERS} characters",
                     param="stop",

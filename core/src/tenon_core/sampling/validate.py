@@ -53,7 +53,7 @@ def validate_request(
     """
     if facts.pooling is not None:
         raise RequestError(
-            f"model {facts.model!r:.200} generates nothing: it is served for {' and '.join(facts.pooling.tasks)}"
+            f"this model generates nothing: it is served for {' and '.join(facts.pooling.tasks)}"
             " (--runner generate, where the checkpoint has a language-model head)",
             param="model",
         )
@@ -103,7 +103,7 @@ def validate_pooling(prompt_token_ids: TokenIds, pooling: Pooling, facts: ModelF
     """Check one pooling prompt; returns the length at which its row ends. Raises `RequestError` naming the field."""
     if facts.pooling is None:
         raise RequestError(
-            f"model {facts.model!r:.200} generates text: serve it with --runner pooling --convert embed for vectors",
+            "this model generates text: serve it with --runner pooling --convert embed for vectors",
             param="model",
         )
     prompt_len = _checked_length(prompt_token_ids, facts)

@@ -14,6 +14,7 @@ from .errors import HttpError
 
 MAX_DEPTH = 32
 MAX_DIGITS = 64
+MAX_OPENED = 2**20  # lists and objects, of which each takes many times the memory of its two letters
 IN_THREAD_BYTES = 64 * 2**10
 
 
@@ -62,6 +63,8 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises `HttpError` (400)."""
+    if body.count(b"[") + body.count(b"{") > MAX_OPENED:
+        raise HttpError(400, f"the JSON has more than {MAX_OPENED} opening brackets")
     try:
         value = loads_strict(body.decode("utf-8"), max_depth=MAX_DEPTH, max_digits=MAX_DIGITS)
     except TooDeepError as error:

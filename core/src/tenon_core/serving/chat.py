@@ -217,7 +217,7 @@ async def streamed(request: Request, call: Chat) -> Response:
     except BaseException:
         call.work.abort()
         raise
-    return stream_response(pieces(call), call.head.headers(request))
+    return stream_response(pieces(call), call.head.headers(request), release=call.work.abort)
 
 
 async def pieces(call: Chat) -> AsyncIterator[bytes]:

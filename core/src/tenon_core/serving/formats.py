@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tenon_core.sampling.structured import MAX_CHOICES, StructuredOutputs, schema_text
 from tenon_platforms.errors import RequestError
 
+from .closed import Fields, entries
+
 FORMAT = "response_format"
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-
-
-class JsonSchema(_Closed):
+class JsonSchema(Fields):
     """A named schema. strict is always so here: what is supported is followed exactly."""
 
     name: str = Field("", max_length=256)
@@ -26,21 +24,21 @@ class JsonSchema(_Closed):
     strict: bool | None = None
 
 
-class ResponseFormat(_Closed):
+class ResponseFormat(Fields):
     """OpenAI's field; "structural_tag" is vLLM's addition."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[dict[str, Any]], entries()] | None = None
+    triggers: Annotated[list[str], entries()] | None = None
 
 
-class StructuredFields(_Closed):
+class StructuredFields(Fields):
     """vLLM's field. Exactly one of the kinds."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
+    choice: Annotated[list[str], entries(MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None

@@ -129,8 +129,8 @@ def tokenize(services: Services) -> Any:
             )
         longest = None if services.facts is None else services.facts.max_model_len
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": longest, "tokens": ids}
-        if fields.return_token_strs and services.vocabulary is not None:
-            answer["token_strs"] = [services.vocabulary.text(token) for token in ids]
+        if fields.return_token_strs and (vocabulary := services.vocabulary) is not None:
+            answer["token_strs"] = await asyncio.to_thread(lambda: [vocabulary.text(token) for token in ids])
         return json_response(answer)
 
     return post_tokenize

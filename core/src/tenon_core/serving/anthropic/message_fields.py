@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 
 from tenon_platforms.errors import RequestError
 
-from ..protocol import MAX_LIST, ChatFields, Fields, Number, parse
+from ..closed import Fields, entries
+from ..protocol import ChatFields, Number, parse
 from .message_content import as_messages
 
 # Fields beyond the API's, under the names they have everywhere; they go to the chat request as they are.
@@ -93,9 +94,9 @@ class CountFields(Fields):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = Field(None, max_length=1024)
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_LIST)]
-    system: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    messages: Annotated[list[dict[str, Any]], entries(least=1)]
+    system: str | Annotated[list[dict[str, Any]], entries()] | None = None
+    tools: Annotated[list[dict[str, Any]], entries()] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -115,7 +116,7 @@ class MessageFields(CountFields):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
+    stop_sequences: Annotated[list[str], entries()] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 

@@ -49,7 +49,8 @@ async def streamed(request: Request, run: MessageRun) -> Response:
         run.call.work.abort()
         raise
     source = with_pings(events(run, run.call.services.config.stream_interval), PING_SECONDS)
-    return stream_response(source, run.call.head.headers(request), tell=error_event, end=b"")
+    headers = run.call.head.headers(request)
+    return stream_response(source, headers, release=run.call.work.abort, tell=error_event, end=b"")
 
 
 def count(services: Services) -> Any:

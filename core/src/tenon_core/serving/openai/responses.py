@@ -59,6 +59,7 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
     earlier = history(services, owner, fields.previous_response_id)
     items = [resolved(services, owner, one) for one in checked_items(fields.input if fields.input is not None else [])]
     head = Head(id=f"resp_{new_label()}{new_label()}", object="response", model=services.check_model(fields.model))
+    kept = conversation_of(earlier, items)
     with names_of(NAMES):
         conversation = [msgspec.json.decode(data) for _, data in earlier] + items
         chat = await begin(request, services, as_chat(fields, further, conversation), head)
@@ -68,7 +69,7 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
         fields=fields,
         chat=chat,
         store=store,
-        conversation=conversation_of(earlier, items),
+        conversation=kept,
         is_stored=store.is_on and fields.store is not False,
     )
     run.begin_storing()
@@ -115,7 +116,8 @@ async def streamed(request: Request, run: Run) -> Response:
         run.store.remove(run.owner, run.id)
         raise
     interval = run.chat.services.config.stream_interval
-    return stream_response(events(run, interval), run.chat.head.headers(request), tell=error_event, end=b"")
+    headers = run.chat.head.headers(request)
+    return stream_response(events(run, interval), headers, release=run.leave, tell=error_event, end=b"")
 
 
 async def in_background(run: Run) -> None:
