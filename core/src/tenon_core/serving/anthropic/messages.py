@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..answer_types import TokenCount
 from ..answers import Head, json_response, new_label
 from ..body import read_object
 from ..chat import begin, encoded
@@ -65,7 +66,7 @@ def count(services: Services) -> Any:
             chat = as_chat(fields, {}, template_variables(services))
             reading = reading_of(chat, services.parsers, lets_choose=config.enable_auto_tool_choice)
             _, ids = await unless_gone(request, encoded(chat, conversation, reading.tools))
-        return json_response({"input_tokens": len(ids)})
+        return json_response(TokenCount(input_tokens=len(ids)))
 
     return post_count
 

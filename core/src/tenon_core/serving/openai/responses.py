@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tenon_platforms.errors import RequestError, TenonError
 
+from ..answer_types import DeletedResponse
 from ..answers import Head, json_response, new_label
 from ..body import read_object
 from ..chat import begin
@@ -185,7 +186,7 @@ def delete(services: Services) -> Any:
             raise not_found(request.path_params["identity"])
         if entry.live is not None:
             entry.live.cancel()
-        return json_response({"id": entry.id, "object": "response", "deleted": True})
+        return json_response(DeletedResponse(id=entry.id))
 
     return delete_response
 
