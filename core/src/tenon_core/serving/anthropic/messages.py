@@ -32,7 +32,8 @@ def create(services: Services) -> Any:
         fields, further = parsed(body)
         head = Head(id=f"msg_{new_label()}", object="message", model=services.check_model(fields.model))
         with names_of(NAMES):
-            chat = as_chat(fields, further, template_variables(services))
+            marks = services.parsers.reasoning is not None or services.parsers.channels is not None
+            chat = as_chat(fields, further, template_variables(services), marks_thoughts=marks)
             run = MessageRun(call=await begin(request, services, chat, head, is_clamped=True), limit=fields.max_tokens)
             if not fields.stream:
                 await unless_gone(request, run.finish())
