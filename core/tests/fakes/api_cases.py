@@ -180,11 +180,11 @@ WRONG_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def wrong_types(document: dict[str, Any], path: str, method: str = "post") -> Iterator[tuple[str, bytes]]:
-    """Every field of a route's request with every wrong value, beside its required ones."""
-    reference = document["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    for name in document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]:
-        for value in WRONG_VALUES:
+def wrong_types(document: dict[str, Any], path: str, step: int = 1) -> Iterator[tuple[str, bytes]]:
+    """Every field of a route's request with every wrong value (every `step`th), beside its required ones."""
+    reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    for place, name in enumerate(document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]):
+        for value in WRONG_VALUES[place % step :: step]:
             yield f"{name} = {value!r:.40}", json.dumps({**PLAIN_BODIES.get(path, {}), name: value}).encode()
 
 

@@ -89,8 +89,9 @@ def test_twenty_thousand_generated_cases(case_server: tuple[str, RunningServer])
     assert tally.total >= most
 
 
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("path", PLAIN_BODIES)
-def test_seeded_bodies(case_server: tuple[str, RunningServer], path: str) -> None:
+def test_seeded_bodies(case_server: tuple[str, RunningServer], path: str, step: int) -> None:
     kind, server = case_server
     if (kind != "generate") != (path in POOLED) or (kind == "classify" and path != "/classify"):
         pytest.skip("another server answers this route")
@@ -101,7 +102,7 @@ def test_seeded_bodies(case_server: tuple[str, RunningServer], path: str) -> Non
             answer = client.post(path, content=body)
             check(document, f"POST {path}", answer.status_code, answer.headers["content-type"], answer.content)
             assert answer.status_code in (400, 413), (what, answer.status_code)
-        for _, body in wrong_types(document, path):
+        for _, body in wrong_types(document, path, step):
             answer = client.post(path, content=body)
             check(document, f"POST {path}", answer.status_code, answer.headers["content-type"], answer.content)
 

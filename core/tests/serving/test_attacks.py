@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,21 @@ def two_keys(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def refused(server: RunningServer, path: str, body: dict[str, Any], status: int = 400) -> str:
     """The error's text. It has the route's shape, and says nothing of the server's inside."""
-    with server.client() as client:
-        answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    answer = client_of(server).post(path, content=json.dumps(body), headers=headers)
     assert answer.status_code == status, (path, str(body)[:200], answer.status_code, answer.text[:300])
     check(load_once(server), f"POST {path}", status, answer.headers["content-type"], answer.content)
     return answer.text
+
+
+@cache
+def client_at(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, headers={"x-api-key": KEY}, timeout=60)
+
+
+def client_of(server: RunningServer) -> httpx.Client:
+    """One client a server, whose connections are used again."""
+    return client_at(server.url)
 
 
 _LOADED: dict[int, dict[str, Any]] = {}

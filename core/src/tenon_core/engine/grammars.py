@@ -187,7 +187,7 @@ class Grammars:
             try:
                 guides.advance(int(tokens[constraint.place]))
             except RequestError as error:
-                self._broken[constraint.sequence.key] = error
+                self._broken.setdefault(constraint.sequence.key, error)  # the first reason is the cause
 
     def _fill(self, row: Int32, constraint: Constraint) -> None:
         key = constraint.sequence.key
