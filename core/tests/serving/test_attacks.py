@@ -247,7 +247,7 @@ def test_ids_are_labels(two_keys: RunningServer) -> None:
     for odd in ("a" * 10_000, "\x7f", "a b", "../x", "\u00e9", "{}", "%0d%0a"):
         raw = [(b"authorization", f"Bearer {KEY}".encode()), (b"x-request-id", odd.encode("latin-1"))]
         answer = httpx.get(f"{two_keys.url}/version", headers=raw)
-        assert answer.status_code == 200 and answer.headers["x-request-id"] != odd
+        assert answer.status_code == 400 or answer.headers["x-request-id"] != odd
     assert httpx.get(f"{two_keys.url}/version", headers={"x-api-key": KEY, "x-request-id": "7"}).headers[
         "x-request-id"
     ] == "7"  # fmt: skip
@@ -418,4 +418,5 @@ def test_no_file_is_opened(server: RunningServer, tmp_path: Path) -> None:
             for path, body in contents(part):
                 text = refused(server, path, body)
                 assert "the-canary-sings" not in text and "root:" not in text
-        refused(server, COMPLETIONS, {**PLAIN_BODIES[COMPLETIONS], "model": name}, status=404)
+        answer = client_of(server).post(COMPLETIONS, json={**PLAIN_BODIES[COMPLETIONS], "model": name})
+        assert answer.status_code == 404 and "the-canary-sings" not in answer.text
