@@ -14,7 +14,7 @@ import msgspec
 from tenon_platforms.errors import RequestError
 
 from .rules import ThinkingLimit, Words
-from .structured import StructuredOutputs
+from .structured import StructuredOutputs, is_unicode
 
 # Field -> (least, greatest). Both inclusive. A list's entry bounds its length.
 CEILINGS: dict[str, tuple[float, float]] = {
@@ -110,6 +110,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"stop holds {text!r:.80}: each stop string needs 1 to {MAX_STOP_CHARACTERS} characters",
                     param="stop",
                 )
+            if not is_unicode(text):
+                raise RequestError(f"stop holds {text!a:.80}: a lone surrogate is no Unicode character", param="stop")
         for text in self.bad_words:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_WORD_CHARACTERS or not text.strip():
                 raise RequestError(
