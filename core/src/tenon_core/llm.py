@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tenon_core.client.bad_words import with_bad_words
 from tenon_core.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
@@ -150,6 +151,7 @@ class LLM(PoolingFace):
         self._open_link()
         for one in params:
             self._grammars.check(one.structured_outputs)
+        params = [with_bad_words(one, self._files.tokenizer) for one in params]
         starts = [
             partial(self._generation.start, ids, own, prompt=text, cache_salt=cache_salt, priority=rank)
             for (text, ids), own, rank in zip(prompts, params, priorities, strict=True)

@@ -57,6 +57,27 @@ def test_refused(client: httpx.Client, path: str, case: str) -> None:
         assert "/properties/a/not" in error["message"]
 
 
+HEAVY: dict[str, dict[str, Any]] = {
+    "nested quantifiers": {"regex": "((a*)*)*b"},
+    "counted repeats": {"regex": "(a{1000}){1000}"},
+    "left recursion": {"grammar": 'start: start "a" | "a"'},
+    "a reference to itself": {"json": {"$ref": "#"}},
+    "a circle of references": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+    "a large enumeration": {"json": {"enum": [f"value {place}" for place in range(10**5)]}},
+    "many choices": {"choice": [str(place) for place in range(10**5)]},
+}
+
+
+@pytest.mark.parametrize("case", HEAVY)
+def test_heavy_grammars_answer_within_their_time(client: httpx.Client, case: str) -> None:
+    """T30: taken or refused, in bounded time and memory."""
+    began = time.monotonic()
+    answer = client.post("/v1/completions", json={**ROUTES["/v1/completions"], "structured_outputs": HEAVY[case]})
+    assert answer.status_code in (200, 400), answer.text
+    assert time.monotonic() - began < 25
+    assert case not in ("many choices", "a large enumeration") or answer.status_code == 400
+
+
 def test_an_expensive_grammar_holds_nobody_up(server: RunningServer) -> None:
     """It is ended at its time limit; requests beside it are answered meanwhile."""
     slow = {**ROUTES["/v1/completions"], "structured_outputs": {"grammar": "start: " + '"a"? ' * 20_000}}
@@ -78,7 +99,8 @@ def test_an_expensive_grammar_holds_nobody_up(server: RunningServer) -> None:
         assert sorted(waits)[len(waits) // 2] < 1.0
 
 
-def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: httpx.Client) -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.full)])
+def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: httpx.Client, count: int) -> None:
     def size() -> int:
         family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
         return sum(one.memory_info().rss for one in family)
@@ -91,7 +113,7 @@ def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: 
     for index in range(100):
         send(index)
     before = size()
-    for index in range(100, 500):
+    for index in range(100, count):
         send(index)
     assert size() - before < 32 * 2**20
 

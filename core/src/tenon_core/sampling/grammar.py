@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 
 from tenon_platforms.errors import RequestError
 
+from .rules import ThinkingLimit, Thought
 from .structured import PARAM, StructuredOutputs, refusal
 
 LIMITS = LLParserLimits(  # a step at its limit takes some milliseconds
@@ -184,6 +185,15 @@ class Vocabulary:
         if matcher.is_error():
             raise explained(wanted, matcher.get_error())
         return Grammar(matcher, wanted)
+
+    def thought(self, limit: ThinkingLimit) -> Thought:
+        """A thought with a limit, at its start. Raises `RequestError` where the vocabulary cannot write its end."""
+        end = tuple(self.tokenizer.tokenize_str(limit.end, parse_special=True))
+        if not end:
+            raise RequestError(f"no token writes {limit.end!r}", param="thinking_token_budget")
+        return Thought(
+            limit=limit, text=lambda token: bytes(self.tokenizer.decode_bytes([token])), end=end, is_open=limit.is_open
+        )
 
 
 __all__ = ["LIMITS", "PARAM", "Grammar", "Vocabulary", "check", "source", "unsupported"]

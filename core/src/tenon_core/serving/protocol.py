@@ -47,7 +47,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "suffix": (None, ""),
     "best_of": (None, 1),
-    "bad_words": (None, []),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
@@ -75,9 +74,10 @@ REFUSED = {"chat_template": "a chat template comes with the model or from the se
 
 
 class StreamOptions(Fields):
-    """include_usage: a last piece with the counts of tokens."""
+    """include_usage: a last piece with the counts of tokens. continuous_usage_stats: every piece has those so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None  # padding against listeners who measure
 
 
@@ -114,6 +114,7 @@ class SamplingFields(Fields):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     structured_outputs: formats.StructuredFields | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -126,10 +127,19 @@ class SamplingFields(Fields):
         """Whether a stream ends with the counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every piece of a stream has the counts so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def sampling(self, **given: Any) -> SamplingParams:
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams: set stream to true", param="stream_options")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats and not self.wants_usage:
+            raise RequestError(
+                "stream_options.continuous_usage_stats goes with include_usage: set it to true", param="stream_options"
+            )
         if self.spaces_between_special_tokens and self.skip_special_tokens is False:
             raise RequestError(
                 "spaces_between_special_tokens: text is what the tokens say, nothing is put between them",
@@ -145,7 +155,7 @@ class SamplingFields(Fields):
 SHARED_NAMES = (
     "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p",
     "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-    "allowed_token_ids", "skip_special_tokens", "prompt_logprobs",
+    "allowed_token_ids", "skip_special_tokens", "prompt_logprobs", "bad_words",
 )  # fmt: skip
 
 
@@ -190,6 +200,7 @@ class ChatFields(BeamFields):
     reasoning_effort: str | None = Field(None, max_length=64)
     verbosity: str | None = Field(None, max_length=64)
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
 

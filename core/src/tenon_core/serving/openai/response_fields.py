@@ -19,6 +19,7 @@ EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "seed",
     "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "logit_bias",
     "cache_salt", "priority", "request_id", "chat_template_kwargs", "structured_outputs", "truncate_prompt_tokens",
+    "bad_words", "thinking_token_budget",
 )  # fmt: skip
 # What is asked of OpenAI's own servers -> values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
