@@ -139,7 +139,13 @@ def test_nested_tags() -> None:
     grammar = compiled(structural_tag=json.dumps(NESTED))
     assert is_whole(grammar.fork(), "call <f>7</f>")
     assert not is_whole(grammar.fork(), "call <f>10</f>")
-    for wrong in ({"type": "regex", "pattern": "(a+)+"}, {"type": "sequence", "elements": [{}]}, {"type": "or"}, 3):
+    for wrong in (
+        {"type": "regex", "pattern": "(a+)+"},
+        {"type": "sequence", "elements": [{}]},
+        {"type": "or"},
+        3,
+        {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
+    ):
         with pytest.raises(RequestError, match="structural_tag"):
             compiled(structural_tag=json.dumps({"type": "structural_tag", "format": wrong}))
     with pytest.raises(RequestError, match="/not"):
@@ -175,6 +181,14 @@ def test_the_choice_by_feature_and_by_option(wanted: dict[str, Any], chosen: tup
     asked = StructuredOutputs(**wanted)
     assert (backend_for(asked, "auto"), backend_for(asked, "xgrammar")) == chosen
     assert backend_for(asked, "guidance") == "guidance"
+
+
+@pytest.mark.parametrize("backend", ["auto", "guidance", "xgrammar"])
+@pytest.mark.parametrize("schema", ["{", '{"items":' * 100 + "{}" + "}" * 100, "[" * 100_000])
+def test_what_is_no_schema(backend: str, schema: str) -> None:
+    """Given past the routes, which look at it before."""
+    with pytest.raises(RequestError, match="JSON schema"):
+        check(StructuredOutputs(json=schema), backend)
 
 
 def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

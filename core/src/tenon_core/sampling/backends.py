@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from . import xgrammar_library
 from .schema_keywords import GUIDANCE, XGRAMMAR, unfollowed
-from .structured import StructuredOutputs
+from .structured import StructuredOutputs, parsed
 from .tags import is_nested
 
 
@@ -27,5 +25,5 @@ def _needs_xgrammar(wanted: StructuredOutputs) -> bool:
         return is_nested(wanted.structural_tag)
     if wanted.json is None:
         return False
-    schema = json.loads(wanted.json)
+    schema = parsed(wanted.json)
     return bool(unfollowed(schema, GUIDANCE)) and not unfollowed(schema, XGRAMMAR)

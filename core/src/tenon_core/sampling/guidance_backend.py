@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from tenon_platforms.errors import RequestError
 
 from .schema_keywords import GUIDANCE, unfollowed
-from .structured import StructuredOutputs, refusal
+from .structured import StructuredOutputs, parsed, refusal
 from .tags import is_nested, tags_of
 from .xgrammar_library import REMEDY
 
@@ -65,7 +65,7 @@ def explained(wanted: StructuredOutputs, why: str) -> RequestError:
 
 
 def _json_grammar(schema: str, wanted: StructuredOutputs) -> str:
-    if paths := unfollowed(json.loads(schema), GUIDANCE):
+    if paths := unfollowed(parsed(schema), GUIDANCE):
         raise refusal(f"uses JSON schema keywords that are not supported: {', '.join(paths[:8])}")
     options: dict[str, Any] = {"whitespace_flexible": not wanted.disable_any_whitespace}
     try:

@@ -80,6 +80,8 @@ class _Formats:
             raise refusal(f"structural_tag has more than {MAX_TAGS} formats, or {MAX_FREE} of them any_text")
         made = dict(value)
         if kind == "json_schema":
+            if extra := value.keys() - {"type", "json_schema"}:
+                raise refusal(f"structural_tag has at {at} what is not supported: {', '.join(sorted(extra))[:200]}")
             made["json_schema"] = json.loads(self.schema(json.dumps(value.get("json_schema", True))))
         if "content" in made:
             made["content"] = self.rewritten(made["content"], f"{at}/content")

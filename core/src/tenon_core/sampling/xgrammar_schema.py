@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .schema_keywords import KEYWORDS, XGRAMMAR, escaped, resolve, words
-from .structured import refusal
+from .structured import parsed, refusal
 
 Schema = dict[str, Any]
 FORMATS = words("date time date-time duration ipv6 uuid hostname email uri")
@@ -48,8 +48,7 @@ PLAIN_PATTERN = re.compile(
 
 def translate(schema: str) -> str:
     """The schema's text for the library. Raises `RequestError` that lists the paths of what it cannot follow."""
-    root = json.loads(schema)
-    work = _Translation(root)
+    work = _Translation(parsed(schema))
     text = json.dumps(work.whole(), ensure_ascii=False)
     if work.refused:
         listed = ", ".join(dict.fromkeys(work.refused[:8]))
