@@ -18,7 +18,7 @@ from tenon_core.client.beams import BeamSearchOutput, BeamSearchParams, beam_out
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
-from tenon_core.client.grammars import GrammarChecks
+from tenon_core.client.grammars import GrammarChecks, grammar_vocabulary
 from tenon_core.client.inline import InlineLink
 from tenon_core.client.interrupts import interrupts_held
 from tenon_core.client.link import SteppedLink
@@ -51,7 +51,8 @@ class LLM(PoolingFace):
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
         config = EngineConfig.from_flat(model=model, **options)
         files = open_model_files(config, template=chat_template)
-        self._set_up(InlineLink.start(config), files, seed=config.platform.seed)
+        backend = config.structured_outputs.structured_outputs_backend
+        self._set_up(InlineLink.start(config), files, seed=config.platform.seed, backend=backend)
 
     @classmethod
     def over(cls, link: SteppedLink, files: ModelFiles, *, seed: int = 0) -> LLM:
@@ -60,7 +61,7 @@ class LLM(PoolingFace):
         llm._set_up(link, files, seed=seed)
         return llm
 
-    def _set_up(self, link: SteppedLink, files: ModelFiles, *, seed: int) -> None:
+    def _set_up(self, link: SteppedLink, files: ModelFiles, *, seed: int, backend: str = "auto") -> None:
         self._link: SteppedLink | None = link
         self._turn = threading.Lock()  # the engine is one thread's at a time
         self._pid = os.getpid()
@@ -68,7 +69,9 @@ class LLM(PoolingFace):
         self._generation = Generation(link=link, vocabulary=TokenBytes(backend=files.tokenizer.backend), seed=seed)
         template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
         self._conversation = Conversation(tokenizer=files.tokenizer, template=template)
-        self._grammars = GrammarChecks()
+        self._grammars = GrammarChecks(
+            backend=backend, vocabulary=lambda: grammar_vocabulary(files.tokenizer, link.facts)
+        )
 
     def generate(
         self,

@@ -37,6 +37,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "tags without trigger": {
         "response_format": {"type": "structural_tag", "structures": [{"begin": "<a>", "end": ""}], "triggers": []}
     },
+    "nested tags of an expression": {
+        "response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}}
+    },
+    "nested tags of a schema": {
+        "response_format": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}
+    },
     "deep schema": {"structured_outputs": {"json": '{"items":' * 500 + "{}" + "}" * 500}},
     "deep parentheses": {"structured_outputs": {"regex": "(" * 30_000 + "a" + ")" * 30_000}},
     "huge repeat": {"structured_outputs": {"grammar": "start: " + '"a"? ' * 20_000}},
@@ -118,7 +124,15 @@ def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: 
     assert size() - before < 32 * 2**20
 
 
-@pytest.mark.parametrize("given", [{"response_format": {"type": "text"}}, {"response_format": FORMAT}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"response_format": {"type": "text"}},
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": {"propertyNames": {"maxLength": 3}}}},  # over the model's tokens, by XGrammar
+        {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+    ],
+)
 def test_taken(client: httpx.Client, given: dict[str, Any]) -> None:
     for path, base in ROUTES.items():
         assert client.post(path, json={**base, **given}).status_code == 200

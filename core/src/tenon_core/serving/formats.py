@@ -25,12 +25,13 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """OpenAI's field; "structural_tag" is vLLM's addition."""
+    """OpenAI's field; "structural_tag" is vLLM's addition, in either of its forms: `structures` or `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     structures: Annotated[list[dict[str, Any]], entries()] | None = None
     triggers: Annotated[list[str], entries()] | None = None
+    format: dict[str, Any] | None = None
 
 
 class StructuredFields(Fields):
@@ -73,6 +74,8 @@ def of_response_format(given: ResponseFormat) -> StructuredOutputs | None:
             raise RequestError(f"{FORMAT} has no json_schema.schema", param=FORMAT)
         return StructuredOutputs(json=schema_text(given.json_schema.schema_, param=FORMAT))
     if given.type == "structural_tag":
-        tag = {"structures": given.structures or [], "triggers": given.triggers or []}
+        tag: dict[str, Any] = {"structures": given.structures or [], "triggers": given.triggers or []}
+        if given.format is not None:
+            tag = {"type": given.type, "format": given.format}
         return StructuredOutputs(structural_tag=json.dumps(tag))
     return None

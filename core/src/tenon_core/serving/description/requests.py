@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from tenon_core.sampling.params import CEILINGS, LENGTH_CEILINGS, MAX_STOP_CHARACTERS
 
 from ..anthropic import message_fields
+from ..closed import Fields
 from ..openai import response_fields
 from ..pooling_fields import EmbeddingFields, InputFields, PoolFields, RerankFields, ScoreFields
 from ..protocol import (
@@ -23,7 +24,6 @@ from ..protocol import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
-    Fields,
     TokenizeFields,
 )
 
