@@ -104,7 +104,7 @@ def test_a_contract_error_of_an_offer_stays_what_it_is() -> None:
 
     ops = table()
     ops.offer(RMSNormSpec, "toy.norm", refuse)
-    with pytest.raises(ConfigError, match="^streams must be even$"):
+    with pytest.raises(ConfigError, match=r"^streams must be even$"):
         ops.choose(NORM)
 
 

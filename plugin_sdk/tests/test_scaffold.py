@@ -48,7 +48,7 @@ def test_bad_names(name: str, remedy: str, tmp_path: Path) -> None:
     assert not (tmp_path / "plugin").exists()
 
 
-@pytest.mark.parametrize("name", ["reference", "null"])
+@pytest.mark.parametrize("name", ["reference", "null", "cpu", "cuda"])
 def test_a_taken_platform_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' is taken: tenon-"):
         write_plugin(name, tmp_path / "plugin")

@@ -178,7 +178,8 @@ def _answer(offer: Offer, spec: Spec) -> Kernel | No:
         raise
     except Exception as error:
         raise PluginError(
-            f"{asked} raises {type(error).__name__}: {error}", remedy="answer No(reason) to a spec that it does not serve"
+            f"{asked} raises {type(error).__name__}: {error}",
+            remedy="answer No(reason) to a spec that it does not serve",
         ) from error
     if not isinstance(answer, (Kernel, No)):
         raise PluginError(
