@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,8 +15,9 @@ from tenon_platforms.builtin.reference.platform import ReferencePlatform
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.ops.references import REFERENCES
 from tenon_plugin_sdk.conformance.exceptions import read_exceptions
-from tenon_plugin_sdk.conformance.profile import QUICK
-from tenon_plugin_sdk.conformance.registry import LEVELS, all_cases, checks_of, levels_up_to
+from tenon_plugin_sdk.conformance.profile import QUICK, Profile
+from tenon_plugin_sdk.conformance.registry import LEVELS, Check, NotApplicableError, all_cases, checks_of, levels_up_to
+from tenon_plugin_sdk.conformance.report.progress import EVERY_S, Progress, elapsed
 from tenon_plugin_sdk.conformance.subject import Subject
 
 pytestmark = pytest.mark.unit
@@ -62,6 +65,58 @@ def test_a_run_leaves_a_table_a_file_and_a_page(tmp_path: Path) -> None:
     assert report["highest_level"] == "L1"
     assert report["machine"]["versions"]["torch"]  # type: ignore[index]
     assert "Conforms up to <b>L1 (device)</b>" in page and "<script" not in page and "http" not in page
+
+
+def test_a_long_run_tells_where_it_is() -> None:
+    first, second = (Check(level=level, name="any", what="", run=lambda *_: None) for level in ("L1", "L2"))
+    progress = Progress.of([first, first, second])
+    begin = progress.started
+    assert progress.begin(first, "L1/any/a", begin) == "[0:00] L1 device: 1 of 2, 1 of 3 in all: L1/any/a"
+    assert progress.begin(first, "L1/any/b", begin + 1) is None
+    late = progress.begin(second, "L2/any", begin + 2)
+    assert late == "[0:02] L2 ops: 1 of 1, 3 of 3 in all: L2/any"
+    assert elapsed(3723) == "1:02:03"
+
+
+def test_a_line_comes_back_after_a_while() -> None:
+    check = Check(level="L1", name="any", what="", run=lambda *_: None)
+    progress = Progress.of([check, check])
+    progress.begin(check, "L1/any/a", progress.started)
+    line = progress.begin(check, "L1/any/b", progress.started + EVERY_S)
+    assert line == f"[{elapsed(EVERY_S)}] L1 device: 2 of 2, 2 of 2 in all: L1/any/b"
+
+
+def test_seeds_show_progress_and_a_quick_run_does_not(tmp_path: Path) -> None:
+    done, _, _ = run_kit(tmp_path, "--level", "L1,", "--seeds", "2")
+    assert "L1 device: 1 of " in done.stdout
+    done, _, _ = run_kit(tmp_path, "--level", "L1,")
+    assert "L1 device: 1 of " not in done.stdout
+
+
+class WatchedProfile(Profile):
+    """A profile that remembers whether it was asked for its seed."""
+
+    asked: ClassVar[bool] = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("seed", "salted"):
+            type(self).asked = True
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("level", ["L2", "L3"])
+def test_what_is_said_to_draw_draws(level: str) -> None:
+    """Twenty seeds are twenty looks only where a check's inputs come from the profile's seed."""
+    subject = Subject.of(ReferencePlatform())
+    profile = WatchedProfile(name="least", examples=1, replays=1, soak=1, draws=100, repeats=1)
+    for check in checks_of(level):
+        case = next(iter(check.cases_of(subject, QUICK)), None)
+        if case is None:
+            continue
+        WatchedProfile.asked = False
+        with suppress(NotApplicableError):
+            check.run(subject, profile, case)
+            assert check.is_drawn == WatchedProfile.asked, f"{check.level}/{check.name}"
 
 
 def test_an_exception_that_is_not_needed_fails(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def _sized(subject: Subject, profile: Profile) -> Iterable[Case]:
 
 
 CHECKS = (
-    Check(level="L5", name="alone", what="a group of one is the identity", run=alone, has_seed=False),
+    Check(level="L5", name="alone", what="a group of one is the identity", run=alone),
     Check(level="L5", name="reduces", what="sums over ranks against float64", cases=_typed, run=reduces),
     Check(level="L5", name="moves", what="what is moved keeps every bit", cases=_typed, run=moves),
     Check(level="L5", name="order", what="operations back to back", cases=_sized, run=order),

@@ -78,11 +78,16 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
     """Many positions of one row are draws of its distribution."""
     row: SamplingRow = case.value
     vocab = 48
-    random = np.random.default_rng(5)
+    random = np.random.default_rng(profile.salted(5))
     logits = torch.from_numpy(random.standard_normal(vocab).astype(np.float32) * 1.5)
     rows = [
         SamplingRow(
-            temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p, position=p + 1, seed=3
+            temperature=row.temperature,
+            top_k=row.top_k,
+            top_p=row.top_p,
+            min_p=row.min_p,
+            position=p + 1,
+            seed=profile.salted(3),
         )
         for p in range(profile.draws)
     ]
@@ -106,8 +111,8 @@ def token_logprobs(subject: Subject, profile: Profile, case: Case) -> None:
     dtype: DType = case.value
     for place, (count, vocab, k) in enumerate(((0, 64, 1), (1, 257, 0), (5, 64, 1), (9, 257, 5), (3, 1031, 20))):
         kernel = subject.choose(TokenLogprobsSpec(vocab_size=vocab))
-        draw = draw_batch("ties" if place == 3 else "greedy", count, vocab, 40 + place, to_torch(dtype))
-        random = torch.Generator().manual_seed(place)
+        draw = draw_batch("ties" if place == 3 else "greedy", count, vocab, profile.salted(40 + place), to_torch(dtype))
+        random = torch.Generator().manual_seed(profile.salted(place))
         tokens = torch.randint(0, vocab, (count,), generator=random, dtype=torch.int32)
         with subject.device.inference_context():
             buffers = Buffers(subject)
