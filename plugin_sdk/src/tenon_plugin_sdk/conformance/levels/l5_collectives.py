@@ -128,7 +128,8 @@ def hang(subject: Subject, profile: Profile, case: Case) -> None:
     size = case.value
     absent = size - 1
     group = _group(subject, size)
-    group.values("barrier", wait=[0.0] * size)
+    shape = [size, _aligned(group, None, 64)]
+    group.values("all_reduce", seed=profile.seed, shape=shape, dtype="int32")  # with all there it works
     try:
         stay = {"seconds": HANG_S, "patience": LIMIT_S, "absent": absent}
         _must_raise(group.ask("stall", limit=HANG_S, but=absent, **stay), "stays away")
