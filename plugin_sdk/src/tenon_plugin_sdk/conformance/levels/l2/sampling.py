@@ -79,7 +79,7 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
     row: SamplingRow = case.value
     vocab = 48
     random = np.random.default_rng(profile.salted(5))
-    logits = torch.from_numpy(random.standard_normal(vocab).astype(np.float32) * 1.5)
+    logits = _decided(row, random, vocab)
     rows = [
         SamplingRow(
             temperature=row.temperature,
@@ -104,6 +104,15 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
                 f"{len(rows)} draws do not follow their distribution: {name} says a chance of {chance:.3g};"
                 f" drawn {counts[:8]}, expected {(shares * len(rows))[:8].round(1)} of the first 8 tokens"
             )
+
+
+def _decided(row: SamplingRow, random: np.random.Generator, vocab: int) -> Tensor:
+    """Logits [vocab] of which no rounding decides what the row's filters keep: its distribution is one."""
+    while True:
+        logits = random.standard_normal(vocab).astype(np.float32) * 1.5
+        choice = choose(row, logits.astype(np.float64), exact=False)
+        if bool((choice.kept == choice.possible).all()):
+            return torch.from_numpy(logits)
 
 
 def token_logprobs(subject: Subject, profile: Profile, case: Case) -> None:
