@@ -16,7 +16,17 @@ from tenon_platforms.errors import ConfigError
 from tenon_platforms.ops.references import REFERENCES
 from tenon_plugin_sdk.conformance.exceptions import read_exceptions
 from tenon_plugin_sdk.conformance.profile import QUICK, Profile
-from tenon_plugin_sdk.conformance.registry import LEVELS, Check, NotApplicableError, all_cases, checks_of, levels_up_to
+from tenon_plugin_sdk.conformance.ranks.group import RankGroup
+from tenon_plugin_sdk.conformance.registry import (
+    LEVELS,
+    Case,
+    Check,
+    ConformanceError,
+    NotApplicableError,
+    all_cases,
+    checks_of,
+    levels_up_to,
+)
 from tenon_plugin_sdk.conformance.report.progress import EVERY_S, Progress, elapsed
 from tenon_plugin_sdk.conformance.subject import Subject
 
@@ -62,6 +72,7 @@ def test_a_run_leaves_a_table_a_file_and_a_page(tmp_path: Path) -> None:
     done, report, page = run_kit(tmp_path, "--level", "L1")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "reference conforms up to L1 (device)" in done.stdout
+    assert "L1 device: 1 of " not in done.stdout  # a quick run tells nothing on its way
     assert report["highest_level"] == "L1"
     assert report["machine"]["versions"]["torch"]  # type: ignore[index]
     assert "Conforms up to <b>L1 (device)</b>" in page and "<script" not in page and "http" not in page
@@ -86,11 +97,9 @@ def test_a_line_comes_back_after_a_while() -> None:
     assert line == f"[{elapsed(EVERY_S)}] L1 device: 2 of 2, 2 of 2 in all: L1/any/b"
 
 
-def test_seeds_show_progress_and_a_quick_run_does_not(tmp_path: Path) -> None:
+def test_a_run_of_several_seeds_shows_progress(tmp_path: Path) -> None:
     done, _, _ = run_kit(tmp_path, "--level", "L1,", "--seeds", "2")
     assert "L1 device: 1 of " in done.stdout
-    done, _, _ = run_kit(tmp_path, "--level", "L1,")
-    assert "L1 device: 1 of " not in done.stdout
 
 
 class WatchedProfile(Profile):
@@ -117,6 +126,34 @@ def test_what_is_said_to_draw_draws(level: str) -> None:
         with suppress(NotApplicableError):
             check.run(subject, profile, case)
             assert check.is_drawn == WatchedProfile.asked, f"{check.level}/{check.name}"
+
+
+class BrokenGroup:
+    """Ranks whose all_reduce fails at once, whoever is there."""
+
+    alignment = 1
+
+    def values(self, op: str, **order: Any) -> list[Any]:
+        if op == "all_reduce":
+            raise ConformanceError("rank 0 in all_reduce: no backend for this device")
+        return []
+
+    def ask(self, op: str, **order: Any) -> list[dict[str, Any]]:
+        return [{"error": "no backend for this device"}]
+
+    def ask_rest(self, op: str, place: int, **order: Any) -> list[dict[str, Any]]:
+        return [{"error": "no backend for this device"}]
+
+    def end_one(self, place: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def test_an_operation_that_always_fails_is_no_answer_to_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankGroup, "of", lambda subject, size: BrokenGroup())
+    check = next(check for check in checks_of("L5") if check.name == "hang")
+    with pytest.raises(ConformanceError, match="all_reduce: no backend"):
+        check.run(Subject.of(ReferencePlatform()), QUICK, Case(id="", value=2))
 
 
 def test_an_exception_that_is_not_needed_fails(tmp_path: Path) -> None:
