@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 # function for the last few elements, so that a row's bits would hang on the rows around it.
 
 
-def silu(x: Tensor) -> Tensor:
+def _silu(x: Tensor) -> Tensor:
     """x / (1 + exp(-x)), in float32."""
     wide = x.float()
     return (wide / (-wide).exp_().add_(1)).to(x.dtype)
 
 
-def gelu(x: Tensor) -> Tensor:
+def _gelu(x: Tensor) -> Tensor:
     """x / 2 (1 + erf(x / sqrt(2))), in float32."""
     wide = x.float()
     return (wide * 0.5 * (wide * math.sqrt(0.5)).erf_().add_(1)).to(x.dtype)
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), in float32."""
     wide = x.float()
     inner = (wide + 0.044715 * wide * wide * wide) * math.sqrt(2 / math.pi)
@@ -42,9 +42,9 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "relu": relu,
 }
 
