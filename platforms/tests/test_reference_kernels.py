@@ -16,6 +16,7 @@ from tenon_platforms.ops.embedding import EmbeddingSpec
 from tenon_platforms.ops.linear import Dense, FP8Channel, LinearPart, MergedLinearSpec
 from tenon_platforms.ops.linear_reference import quantize_fp8
 from tenon_platforms.ops.mlp import ActivationMulSpec, GatedMLPSpec
+from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.normed import AddRMSNormThenSpec
@@ -161,6 +162,20 @@ def _activation(name: str, x: np.ndarray) -> np.ndarray:
     if name == "gelu":
         return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("activation", sorted(ACTIVATION_FUNCTIONS))
+def test_an_activation_has_the_same_bits_in_any_batch(activation: str, dtype: torch.dtype) -> None:
+    """Rows of an odd length, one after another and with gaps: none falls on another function than when it is alone."""
+    compute = ACTIVATION_FUNCTIONS[activation]
+    random = torch.Generator().manual_seed(0)
+    for rows in (2, 7, 31, 64):
+        scale = torch.exp2(torch.rand((rows, 90), generator=random) * 14 - 8)
+        x = (torch.randn((rows, 90), generator=random) * scale).to(dtype)
+        for part in (x[:, :45], x[:, :45].contiguous()):
+            alone = torch.cat([compute(part[place : place + 1]) for place in range(rows)])
+            assert torch.equal(compute(part), alone)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

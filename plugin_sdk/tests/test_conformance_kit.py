@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from torch.nn.functional import rms_norm
@@ -23,8 +24,19 @@ from tenon_platforms.ops.references import REFERENCES
 from tenon_platforms.ops.table import OpTable
 from tenon_plugin_sdk.conformance.exceptions import read_exceptions
 from tenon_plugin_sdk.conformance.levels.l2.attention import attention_specs
-from tenon_plugin_sdk.conformance.profile import QUICK
-from tenon_plugin_sdk.conformance.registry import LEVELS, all_cases, checks_of, levels_up_to
+from tenon_plugin_sdk.conformance.profile import QUICK, Profile
+from tenon_plugin_sdk.conformance.ranks.group import RankGroup
+from tenon_plugin_sdk.conformance.registry import (
+    LEVELS,
+    Case,
+    Check,
+    ConformanceError,
+    NotApplicableError,
+    all_cases,
+    checks_of,
+    levels_up_to,
+)
+from tenon_plugin_sdk.conformance.report.progress import EVERY_S, Progress, elapsed
 from tenon_plugin_sdk.conformance.subject import Subject
 
 pytestmark = pytest.mark.unit
@@ -69,9 +81,88 @@ def test_a_run_leaves_a_table_a_file_and_a_page(tmp_path: Path) -> None:
     done, report, page = run_kit(tmp_path, "--level", "L1")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "reference conforms up to L1 (device)" in done.stdout
+    assert "L1 device: 1 of " not in done.stdout  # a quick run tells nothing on its way
     assert report["highest_level"] == "L1"
     assert report["machine"]["versions"]["torch"]  # type: ignore[index]
     assert "Conforms up to <b>L1 (device)</b>" in page and "<script" not in page and "http" not in page
+
+
+def test_a_long_run_tells_where_it_is() -> None:
+    first, second = (Check(level=level, name="any", what="", run=lambda *_: None) for level in ("L1", "L2"))
+    progress = Progress.of([first, first, second])
+    begin = progress.started
+    assert progress.begin(first, "L1/any/a", begin) == "[0:00] L1 device: 1 of 2, 1 of 3 in all: L1/any/a"
+    assert progress.begin(first, "L1/any/b", begin + 1) is None
+    late = progress.begin(second, "L2/any", begin + 2)
+    assert late == "[0:02] L2 ops: 1 of 1, 3 of 3 in all: L2/any"
+    assert elapsed(3723) == "1:02:03"
+
+
+def test_a_line_comes_back_after_a_while() -> None:
+    check = Check(level="L1", name="any", what="", run=lambda *_: None)
+    progress = Progress.of([check, check])
+    progress.begin(check, "L1/any/a", progress.started)
+    line = progress.begin(check, "L1/any/b", progress.started + EVERY_S)
+    assert line == f"[{elapsed(EVERY_S)}] L1 device: 2 of 2, 2 of 2 in all: L1/any/b"
+
+
+def test_a_run_of_several_seeds_shows_progress(tmp_path: Path) -> None:
+    done, _, _ = run_kit(tmp_path, "--level", "L1,", "--seeds", "2")
+    assert "L1 device: 1 of " in done.stdout
+
+
+class WatchedProfile(Profile):
+    """A profile that remembers whether it was asked for its seed."""
+
+    asked: ClassVar[bool] = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("seed", "salted"):
+            type(self).asked = True
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("level", ["L2", "L3"])
+def test_what_is_said_to_draw_draws(level: str) -> None:
+    """Twenty seeds are twenty looks only where a check's inputs come from the profile's seed."""
+    subject = Subject.of(ReferencePlatform())
+    profile = WatchedProfile(name="least", examples=1, replays=1, soak=1, draws=100, repeats=1)
+    for check in checks_of(level):
+        case = next(iter(check.cases_of(subject, QUICK)), None)
+        if case is None:
+            continue
+        WatchedProfile.asked = False
+        with suppress(NotApplicableError):
+            check.run(subject, profile, case)
+            assert check.is_drawn == WatchedProfile.asked, f"{check.level}/{check.name}"
+
+
+class BrokenGroup:
+    """Ranks whose all_reduce fails at once, whoever is there."""
+
+    alignment = 1
+
+    def values(self, op: str, **order: Any) -> list[Any]:
+        if op == "all_reduce":
+            raise ConformanceError("rank 0 in all_reduce: no backend for this device")
+        return []
+
+    def ask(self, op: str, **order: Any) -> list[dict[str, Any]]:
+        return [{"error": "no backend for this device"}]
+
+    def ask_rest(self, op: str, place: int, **order: Any) -> list[dict[str, Any]]:
+        return [{"error": "no backend for this device"}]
+
+    def end_one(self, place: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def test_an_operation_that_always_fails_is_no_answer_to_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankGroup, "of", lambda subject, size: BrokenGroup())
+    check = next(check for check in checks_of("L5") if check.name == "hang")
+    with pytest.raises(ConformanceError, match="all_reduce: no backend"):
+        check.run(Subject.of(ReferencePlatform()), QUICK, Case(id="", value=2))
 
 
 def test_an_exception_that_is_not_needed_fails(tmp_path: Path) -> None:

@@ -42,8 +42,22 @@ class TestMinimalSim(ConformanceSuite):
 
 @pytest.mark.full
 class TestEnginesOnSim(ConformanceSuite):
-    """Whole engines on the capturing device, which queues: on demand, every start captures a lattice."""
+    """Whole engines on the capturing device, which queues, and two ranks: every start captures a lattice."""
 
     platform = "sim"
-    options: ClassVar[dict[str, str]] = {"character": "dynamic"}
-    level = "L4,L6"
+    options: ClassVar[dict[str, str]] = {"character": "dynamic", "devices": "2"}
+    level = "L4,L5,L6,L7"
+
+
+@pytest.mark.full
+class TestEnginesOnStaticSim(TestEnginesOnSim):
+    """As above, on the compiling device."""
+
+    options: ClassVar[dict[str, str]] = {"character": "static", "devices": "2"}
+
+
+@pytest.mark.full
+class TestEnginesOnMinimalSim(TestEnginesOnSim):
+    """As above, on nothing but a device."""
+
+    options: ClassVar[dict[str, str]] = {"character": "minimal", "devices": "2"}

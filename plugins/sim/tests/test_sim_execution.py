@@ -65,6 +65,24 @@ def test_a_trace_answers_and_counts(make: Any) -> None:
     assert executable.num_compiles == 2
 
 
+def test_a_constant_is_not_taken_for_a_tensor_that_is_gone(make: Any) -> None:
+    """Python gives an id again: the first run keeps what it makes, the second does not, and the program is the same."""
+    kept: list[Tensor] = []
+
+    def step(inputs: Any) -> Tensor:
+        total = inputs.x
+        for _ in range(10):
+            kept.append(inputs.x + 1)
+            if len(kept) > 10:
+                kept.pop()
+            total = total + torch.tensor((0, 2, 4, 6), dtype=torch.uint8, device="sim")
+        return total
+
+    executable = make(step)
+    executable.prepare(KEY, Inputs(x=torch.zeros(4)))
+    assert run(executable, Inputs(x=torch.zeros(4))).tolist() == [0.0, 20.0, 40.0, 60.0]
+
+
 def test_a_run_returns_before_it_is_done(make: Any) -> None:
     executable = make(lambda inputs: inputs.x + 1, delay_ms=50)
     executable.prepare(KEY, Inputs(x=torch.zeros(4)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import relu
 
 from ..kernel import Kernel, KernelFlags, WeightUse
 from .mlp import ActivationMulSpec
@@ -16,11 +17,34 @@ if TYPE_CHECKING:
     from .table import OpTable
     from .weights import GatedMLPWeights, MLPWeights
 
+
+# Of exp, erf and tanh alone, which torch computes alike at every place of a tensor. Its fused activations take another
+# function for the last few elements, so that a row's bits would hang on the rows around it.
+
+
+def _silu(x: Tensor) -> Tensor:
+    """x / (1 + exp(-x)), in float32."""
+    wide = x.float()
+    return (wide / (-wide).exp_().add_(1)).to(x.dtype)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """x / 2 (1 + erf(x / sqrt(2))), in float32."""
+    wide = x.float()
+    return (wide * 0.5 * (wide * math.sqrt(0.5)).erf_().add_(1)).to(x.dtype)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), in float32."""
+    wide = x.float()
+    inner = (wide + 0.044715 * wide * wide * wide) * math.sqrt(2 / math.pi)
+    return (wide * 0.5 * inner.tanh_().add_(1)).to(x.dtype)
+
+
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    # torch computes a strided gelu with another library than a contiguous one: bits would hang on the batch
-    "gelu": lambda x: gelu(x.contiguous()),
-    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "relu": relu,
 }
 

@@ -17,10 +17,12 @@ import pytest
 if TYPE_CHECKING:
     from .exceptions import Excused
     from .profile import Profile
+    from .report.progress import Progress
     from .report.results import Results
     from .subject import Subject
 
 RUNS: pytest.StashKey[dict[Any, Run]] = pytest.StashKey()
+PROGRESS: pytest.StashKey[Progress] = pytest.StashKey()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +37,11 @@ class Run:
     seeds: int = 1
     today: datetime.date = field(default_factory=datetime.date.today)
     started: float = field(default_factory=time.time)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether someone who waits wants to know how far it is."""
+        return self.profile.wide or self.seeds > 1
 
     def excuse(self, address: str) -> Excused | None:
         """The exception that covers a check."""
@@ -143,11 +150,41 @@ def _exceptions_path(config: pytest.Config, suite: Any, file: Path, subject: Sub
     return None if subject.manifest is None else Path(subject.manifest.path).parent / "conformance.yaml"
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A long run tells where it is."""
+    values = [_values(item) for item in session.items]
+    if any("conformance_run" in each and each["conformance_run"].is_long for each in values):
+        from .report.progress import Progress
+
+        checks = [each["conformance_check"] for each in values if "conformance_run" in each]
+        session.config.stash[PROGRESS] = Progress.of(checks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """The line of a check that begins; not at its setup, where output is captured."""
+    terminal, values = item.config.pluginmanager.get_plugin("terminalreporter"), _values(item)
+    progress = item.config.stash.get(PROGRESS, None)
+    if progress is None or terminal is None or "conformance_run" not in values:
+        return
+    check = values["conformance_check"]
+    line = progress.begin(check, check.address(values["conformance_case"]), time.monotonic())
+    if line is not None:
+        terminal.ensure_newline()
+        terminal.write_line(line if terminal.verbosity >= 0 else f"\n{line}")  # quiet dots know no line's end
+
+
+def _values(item: pytest.Item) -> dict[str, Any]:
+    """What a test was parametrized with."""
+    found: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return found
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Keep what came of each check."""
     report: Any = yield
-    values = getattr(getattr(item, "callspec", None), "params", {})
+    values = _values(item)
     run: Run | None = values.get("conformance_run")
     if run is not None and (report.when == "call" or report.outcome != "passed"):
         run.results.add(values["conformance_check"], values["conformance_case"], report, run.excuse)

@@ -24,6 +24,10 @@ class Profile:
     wide: bool = False
     seed: int = 0
 
+    def salted(self, salt: int) -> int:
+        """The seed of one draw among a check's: another for every salt, and for every seed of the run."""
+        return salt + 1_000_003 * self.seed
+
 
 QUICK = Profile(name="quick", examples=4, replays=20, soak=200, draws=2000, repeats=5)
 FULL = Profile(name="full", examples=60, replays=100, soak=1000, draws=20000, repeats=30, wide=True)

@@ -6,6 +6,7 @@ in and, for a capture, the very memory it reads. What a compiler or a graph woul
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,7 +99,8 @@ class _Operations(TorchDispatchMode):
         self._name = name
         self._program = program
         self._record = record
-        self._made: dict[int, int] = {}  # id of a tensor made inside -> its number
+        # id of a tensor made inside -> it and its number; an id says nothing once its tensor is gone
+        self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.place = 0
 
     @classmethod
@@ -117,12 +119,14 @@ class _Operations(TorchDispatchMode):
         result = func(*args, **kwargs)
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(made, Tensor):
-                self._made[id(made)] = self.place
+                self._made[id(made)] = weakref.ref(made), self.place
         return result
 
     def _describe(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            made = self._made.get(id(value), 0)
+            held, made = self._made.get(id(value), (None, 0))
+            if held is None or held() is not value:
+                made = 0
             memory = 0
             if not made and self._program.with_memory:
                 memory = value.data_ptr()

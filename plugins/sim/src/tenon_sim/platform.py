@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tenon_platforms.adjustments import Adjustment
 from tenon_platforms.attention import attention_kernel
 from tenon_platforms.capabilities import Capabilities, Determinism
+from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device, DeviceInfo
 from tenon_platforms.execution import ExecutableKind, Execution
 from tenon_platforms.kernel import Kernel, No
@@ -23,6 +24,7 @@ from tenon_platforms.ops.table import OpTable
 from tenon_platforms.platform import Platform
 
 from .attention import KERNEL_BLOCK, SimAttention
+from .collectives import SimCollectives
 from .device import SimDevice
 from .execution import SimExecution
 from .ops.moe import moe_layer
@@ -85,6 +87,12 @@ class SimPlatform(Platform):
             return Execution(device)
         assert isinstance(device, SimDevice)
         return SimExecution(device, self.kind)
+
+    def collectives(self, device: Device, *, rank: int, size: int, address: str) -> Collectives:
+        if size == 1:
+            return Collectives()
+        assert isinstance(device, SimDevice)
+        return SimCollectives(device, rank=rank, size=size, address=address)
 
     def adjustments(self, requested: Mapping[str, Any], model: ModelSpec) -> Sequence[Adjustment]:
         if self.kind is ExecutableKind.EAGER:

@@ -11,7 +11,7 @@ A batch is decodes first, then prefills; rows of the table are in no order; padd
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def edge_steps(profile: Profile, block: int) -> list[PagedDraw]:
             PagedDraw(((1000, 1), (0, 513), (257, 31)), seed=10),
             PagedDraw(tuple((n, 1) for n in range(0, 200, 3)), padding=13, seed=11),
         ]
-    return steps
+    return [replace(step, seed=profile.salted(step.seed)) for step in steps]
 
 
 def drawn_steps(profile: Profile, block: int) -> st.SearchStrategy[PagedDraw]:

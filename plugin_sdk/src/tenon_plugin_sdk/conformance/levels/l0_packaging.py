@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-import sys
 from typing import Any
 
 from ..exceptions import unmatched
@@ -13,12 +13,6 @@ from ..subject import Subject
 from .clean_process import run_clean
 
 IMPORT_SECONDS = 1.0  # of the plugin's own modules, once torch is there; processor time
-MAKE = """
-import json, sys, os, threading, time
-from importlib import import_module
-module, _, attribute = sys.argv[1].partition(":")
-options = json.loads(sys.argv[2])
-"""
 DISCOVERY = """
 import json, sys
 from tenon_platforms.manifest import read_manifests
@@ -28,45 +22,45 @@ assert any(one.name == name for one in read_manifests().valid)
 select(SelectionRequest(platform=name))
 print(json.dumps(sorted(m for m in sys.modules if m == "torch" or m == package or m.startswith(package + "."))))
 """
-IMPORT_TIME = f"""{MAKE}
-import torch, tenon_platforms.platform, tenon_platforms.ops.table, tenon_platforms.attention
-begin = time.process_time()
-getattr(import_module(module), attribute)
-print(json.dumps(time.process_time() - begin))
-"""
-PATCHES = f"""{MAKE}
-import torch, torch.nn.functional, torch.distributed, numpy, logging, signal, builtins
-import tenon_platforms.ops.table, tenon_platforms.platform, tenon_platforms.device, tenon_platforms.kernel
+FRESH = """
+import builtins, json, logging, os, signal, sys, threading, time
+from importlib import import_module
+import numpy, torch, torch.distributed, torch.nn.functional
+import tenon_platforms.attention, tenon_platforms.device, tenon_platforms.kernel, tenon_platforms.ops.table
+import tenon_platforms.platform
+module, _, attribute = sys.argv[1].partition(":")
 watched = [torch, torch.nn.functional, torch.Tensor, torch.distributed, numpy, builtins, os, signal, logging]
 watched += [m for n, m in sorted(sys.modules.items()) if n.startswith("tenon_platforms")]
 def seen():
     items = ((getattr(o, "__name__", str(o)), n, v) for o in watched for n, v in vars(o).items())
-    return {{(owner, name): id(value) for owner, name, value in items if not name.startswith("__")}}
-before, environ = seen(), dict(os.environ)
-platform = getattr(import_module(module), attribute)(options)
-platform.probe()
-after = seen()
-gone = [".".join(k) for k, v in before.items() if after.get(k) != v]
-changed = sorted(k for k in {{**environ, **os.environ}} if environ.get(k) != os.environ.get(k))
-print(json.dumps({{"patched": gone, "environ": changed}}))
-"""
-PROBE = f"""{MAKE}
-platform = getattr(import_module(module), attribute)(options)
+    return {(owner, name): id(value) for owner, name, value in items if not name.startswith("__")}
 def count():
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+before, environ = seen(), dict(os.environ)
+begin = time.process_time()
+make = getattr(import_module(module), attribute)
+seconds = time.process_time() - begin
+platform = make(json.loads(sys.argv[2]))
 threads = count()
-found = platform.probe()
+devices = platform.probe()
 started = count() - threads
-child = os.fork()
-if child == 0:
-    import torch
-    device = platform.device(0)
-    device.open()
-    device.zeros((4,), torch.float32)
-    device.synchronize()
-    os._exit(0)
-status = os.waitpid(child, 0)[1]
-print(json.dumps({{"devices": [[d.id, d.name] for d in found], "threads": started, "status": status}}))
+after = seen()
+patched = [".".join(k) for k, v in before.items() if after.get(k) != v]
+changed = sorted(k for k in {**environ, **os.environ} if environ.get(k) != os.environ.get(k))
+status = None
+if hasattr(os, "fork"):
+    child = os.fork()
+    if child == 0:
+        device = platform.device(0)
+        device.open()
+        device.zeros((4,), torch.float32)
+        device.synchronize()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+print(json.dumps({
+    "seconds": seconds, "patched": patched, "environ": changed, "threads": started, "status": status,
+    "devices": [[d.id, d.name] for d in devices],
+}))
 """
 
 
@@ -101,7 +95,7 @@ def discovery(subject: Subject, profile: Profile, case: Case) -> None:
 
 def import_time(subject: Subject, profile: Profile, case: Case) -> None:
     """Importing the entry takes under a second once torch is there."""
-    seconds = run_clean(IMPORT_TIME, *_entry(subject))
+    seconds = _fresh(subject)["seconds"]
     if seconds > IMPORT_SECONDS:
         raise ConformanceError(
             f"importing {_manifest(subject).entry} takes {seconds:.2f} s, more than {IMPORT_SECONDS} s"
@@ -110,7 +104,7 @@ def import_time(subject: Subject, profile: Profile, case: Case) -> None:
 
 def patches(subject: Subject, profile: Profile, case: Case) -> None:
     """Importing, making and probing changes no attribute of torch, numpy, the contract or Python, and no variable."""
-    found = run_clean(PATCHES, *_entry(subject))
+    found = _fresh(subject)
     if found["patched"]:
         raise ConformanceError(
             f"the plugin replaces {', '.join(found['patched'][:10])}: what others use stays as it is"
@@ -122,9 +116,9 @@ def patches(subject: Subject, profile: Profile, case: Case) -> None:
 
 def probe(subject: Subject, profile: Profile, case: Case) -> None:
     """A probe creates no context: it starts no thread, and a process forked after it can open the device."""
-    if not hasattr(sys.modules["os"], "fork"):
+    found = _fresh(subject)
+    if found["status"] is None:
         raise NotApplicableError("this system has no fork")
-    found = run_clean(PROBE, *_entry(subject))
     if not found["devices"]:
         raise ConformanceError("the probe finds no device, although this machine opened one")
     if len({number for number, _ in found["devices"]}) != len(found["devices"]):
@@ -168,10 +162,15 @@ def _manifest(subject: Subject) -> Any:
     return subject.manifest
 
 
-def _entry(subject: Subject) -> tuple[str, str]:
-    import json
+def _fresh(subject: Subject) -> dict[str, Any]:
+    """What importing, making and probing it did to a fresh process, and whether a fork of that opens the device.
 
-    return _manifest(subject).entry, json.dumps(subject.options)
+    One process for the three checks that ask: most of its time is torch's import.
+    """
+    if "fresh" not in subject.shared:
+        subject.shared["fresh"] = run_clean(FRESH, _manifest(subject).entry, json.dumps(subject.options))
+    found: dict[str, Any] = subject.shared["fresh"]
+    return found
 
 
 CHECKS = (

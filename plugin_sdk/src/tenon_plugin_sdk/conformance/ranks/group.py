@@ -108,11 +108,13 @@ class RankGroup:
             group.alignment = answer["alignment"]
         return group
 
-    def ask(self, op: str, *, limit: float = ANSWER_LIMIT_S, **order: Any) -> list[dict[str, Any]]:
-        """Order all; answers by rank."""
+    def ask(
+        self, op: str, *, limit: float = ANSWER_LIMIT_S, but: int | None = None, **order: Any
+    ) -> list[dict[str, Any]]:
+        """Order all; answers by rank. but: one whose answer is not waited for."""
         for rank in self.ranks:
             self._order(rank, {"op": op, **order})
-        return self.answers(limit)
+        return self.answers(limit, self._all_but(but))
 
     def values(self, op: str, **order: Any) -> list[Any]:
         """As `ask`: the values; raises `ConformanceError` where a rank answers an error."""
@@ -130,10 +132,13 @@ class RankGroup:
 
     def ask_rest(self, op: str, place: int, *, limit: float) -> list[dict[str, Any]]:
         """Order all ranks but one that has ended."""
-        rest = [rank for number, rank in enumerate(self.ranks) if number != place]
+        rest = self._all_but(place)
         for rank in rest:
             self._order(rank, {"op": op})
         return self.answers(limit, rest)
+
+    def _all_but(self, place: int | None) -> list[Rank]:
+        return [rank for number, rank in enumerate(self.ranks) if number != place]
 
     def answers(self, limit: float, ranks: list[Rank] | None = None) -> list[dict[str, Any]]:
         """One line from each. Raises `HangError` where one does not answer in `limit` seconds."""

@@ -143,7 +143,7 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
     backend = backend_of(subject, spec)
     size, layout = block_size_of(backend), backend.layout
     dtype = to_torch(layout.dtype)
-    random = torch.Generator().manual_seed(11)
+    random = torch.Generator().manual_seed(profile.salted(11))
     shape = (8, 2, size, layout.num_kv_heads, layout.head_dim)
     canonical = torch.randn(shape, generator=random).to(dtype)
     with subject.device.inference_context():
@@ -208,7 +208,7 @@ def far_slots(subject: Subject, profile: Profile, case: Case) -> None:
     if profile.wide and subject.device.memory().free > 4 * FAR_BYTES:
         last = max(last, FAR_BYTES // layout.block_bytes(size))
     dtype = to_torch(spec.dtype)
-    random = torch.Generator().manual_seed(12)
+    random = torch.Generator().manual_seed(profile.salted(12))
     with subject.device.inference_context():
         (cache,) = backend.allocate(last + 1, size, 1)
         blocks = [1, last // 2, last - 1, last]
@@ -254,7 +254,7 @@ def chunks(subject: Subject, profile: Profile, case: Case) -> None:
     for cut in ((length,), (block, block + 5), (1,) * 3 + (length - 3,), (7, block, length - 7 - block)):
         done = 0
         for count in cut:
-            run_step(subject, profile, spec, PagedDraw(((done, count),), seed=21))
+            run_step(subject, profile, spec, PagedDraw(((done, count),), seed=profile.salted(21)))
             done += count
 
 

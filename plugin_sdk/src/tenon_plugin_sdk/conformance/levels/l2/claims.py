@@ -127,8 +127,14 @@ def _unclaimed(subject: Subject, profile: Profile) -> list[Case]:
 
 
 CHECKS = (
-    Check(level="L2", name="features", what="offers list features that exist", run=features),
-    Check(level="L2", name="refusals", what="offers refuse with a reason and never raise", run=answers),
+    Check(level="L2", name="features", what="offers list features that exist", run=features, has_seed=False),
+    Check(
+        level="L2",
+        name="refusals",
+        what="offers refuse with a reason and never raise",
+        run=answers,
+        has_seed=False,
+    ),
     Check(
         level="L2",
         name="unclaimed",

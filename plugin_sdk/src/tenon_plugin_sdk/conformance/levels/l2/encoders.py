@@ -34,7 +34,7 @@ def layer_norm(subject: Subject, profile: Profile, case: Case) -> None:
     spec: LayerNormSpec = case.value
     dtype = to_torch(spec.dtype)
     kernel = subject.choose(spec)
-    random = generator(31)
+    random = generator(profile.salted(31))
     weight = (torch.randn(spec.hidden, generator=random) * 0.3 + 1).to(dtype)
     bias = torch.randn(spec.hidden, generator=random).to(dtype)
     held = bind(subject, kernel, NormWeights(weight=weight, bias=bias), spec.op)
@@ -51,7 +51,10 @@ def mlp(subject: Subject, profile: Profile, case: Case) -> None:
     spec: MLPSpec = case.value
     dtype = spec.down.dtype
     kernel = subject.choose(spec)
-    stored = MLPWeights(up=stored_linear(spec.up, generator(32)), down=stored_linear(spec.down, generator(33)))
+    stored = MLPWeights(
+        up=stored_linear(spec.up, generator(profile.salted(32))),
+        down=stored_linear(spec.down, generator(profile.salted(33))),
+    )
     held = bind(subject, kernel, stored, spec.op)
     sides = [
         (exact_linear(linear, given), given.bias, max(weight_error(scheme, dtype) for scheme in linear.schemes))

@@ -28,19 +28,20 @@ from .running import bind, check_rows, weight_error
 FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
 
 
-def _stored_linear(spec: MergedLinearSpec) -> tuple[LinearWeights, Callable[[Bounded], Bounded]]:
+def _stored_linear(profile: Profile, spec: MergedLinearSpec) -> tuple[LinearWeights, Callable[[Bounded], Bounded]]:
     """Weights as stored, and what float64 makes of rows with them."""
-    stored = stored_linear(spec, generator(4))
+    stored = stored_linear(spec, generator(profile.salted(4)))
     weight = exact_linear(spec, stored)
     lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
     return stored, lambda x: layers.biased(x, (weight, stored.bias, lost), spec.dtype)
 
 
-def _stored_ffn(spec: GatedMLPSpec) -> tuple[GatedMLPWeights, Callable[[Bounded], Bounded]]:
+def _stored_ffn(profile: Profile, spec: GatedMLPSpec) -> tuple[GatedMLPWeights, Callable[[Bounded], Bounded]]:
     """The same of a feed-forward."""
     dtype = spec.down.dtype
     stored = GatedMLPWeights(
-        gate_up=stored_linear(spec.gate_up, generator(6)), down=stored_linear(spec.down, generator(7))
+        gate_up=stored_linear(spec.gate_up, generator(profile.salted(6))),
+        down=stored_linear(spec.down, generator(profile.salted(7))),
     )
     gate_up, down = exact_linear(spec.gate_up, stored.gate_up), exact_linear(spec.down, stored.down)
     lost, down_lost = (max(weight_error(s, dtype) for s in one.schemes) for one in (spec.gate_up, spec.down))
@@ -52,7 +53,7 @@ def _stored_ffn(spec: GatedMLPSpec) -> tuple[GatedMLPWeights, Callable[[Bounded]
 def merged_linear(subject: Subject, profile: Profile, case: Case) -> None:
     spec: MergedLinearSpec = case.value
     kernel = subject.choose(spec)
-    stored, product = _stored_linear(spec)
+    stored, product = _stored_linear(profile, spec)
     held = bind(subject, kernel, stored, spec.op)
     large = 100.0 if spec.dtype == DType.FLOAT16 else 1e15
 
@@ -71,7 +72,7 @@ def restore(subject: Subject, profile: Profile, case: Case) -> None:
     kernel = subject.choose(spec)
     if kernel.prepare is None or kernel.restore is None:
         raise NotApplicableError(f"{kernel.name} prepares irreversibly, and says so")
-    stored = stored_linear(spec, generator(5))
+    stored = stored_linear(spec, generator(profile.salted(5)))
     back = kernel.restore(bind(subject, kernel, stored, spec.op))
     if not isinstance(back, LinearWeights):
         raise ConformanceError(f"restore of {kernel.name} returned {type(back).__name__}, expected LinearWeights")
@@ -84,7 +85,7 @@ def gated_mlp(subject: Subject, profile: Profile, case: Case) -> None:
     spec: GatedMLPSpec = case.value
     dtype = spec.down.dtype
     kernel = subject.choose(spec)
-    stored, product = _stored_ffn(spec)
+    stored, product = _stored_ffn(profile, spec)
     held = bind(subject, kernel, stored, spec.op)
 
     def run(draw: RowsDraw) -> None:
@@ -102,10 +103,11 @@ def add_rms_norm_then(subject: Subject, profile: Profile, case: Case) -> None:
     dtype = to_torch(norm.dtype)
     stored: LinearWeights | GatedMLPWeights
     if isinstance(spec.then, GatedMLPSpec):
-        stored, product = _stored_ffn(spec.then)
+        stored, product = _stored_ffn(profile, spec.then)
     else:
-        stored, product = _stored_linear(spec.then)
-    weight = (torch.randn(norm.hidden, generator=generator(9)) * 0.3 + 1 - norm.weight_offset).to(dtype)
+        stored, product = _stored_linear(profile, spec.then)
+    random = generator(profile.salted(9))
+    weight = (torch.randn(norm.hidden, generator=random) * 0.3 + 1 - norm.weight_offset).to(dtype)
     held = bind(subject, kernel, NormedWeights(norm=weight, then=stored), spec.op)
 
     def run(draw: RowsDraw) -> None:
@@ -129,7 +131,7 @@ def add_rms_norm_then(subject: Subject, profile: Profile, case: Case) -> None:
 def moe_layer(subject: Subject, profile: Profile, case: Case) -> None:
     spec: MoESpec = case.value
     kernel = subject.choose(spec)
-    random = generator(8)
+    random = generator(profile.salted(8))
     inner = (spec.num_experts, spec.intermediate, spec.hidden)
     stored = MoEWeights(
         router=torch.randn(spec.num_experts, spec.hidden, generator=random).to(to_torch(spec.dtype)),
@@ -198,6 +200,7 @@ CHECKS = (
         what="weights are served the way that is claimed",
         cases=_one_a_scheme,
         run=served_as_claimed,
+        has_seed=False,
     ),
     Check(
         level="L2",

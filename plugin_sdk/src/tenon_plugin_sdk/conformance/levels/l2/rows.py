@@ -49,7 +49,8 @@ def _state(subject: Subject, groups: int, rows: int, blocks: int, seed: int) -> 
 def prepare_inputs(subject: Subject, profile: Profile, case: Case) -> None:
     spec: PrepareInputsSpec = case.value
     kernel = subject.choose(spec)
-    for seed, (rows, tokens, padding) in enumerate(((1, 1, 0), (4, 4, 3), (3, 17, 0), (3, 29, 6), (5, 64, 1))):
+    sizes = ((1, 1, 0), (4, 4, 3), (3, 17, 0), (3, 29, 6), (5, 64, 1))
+    for seed, (rows, tokens, padding) in enumerate(sizes, profile.salted(0)):
         state, host = _state(subject, len(spec.block_sizes), 8, 12, seed)
         random = np.random.default_rng(seed)
         cuts = np.sort(random.choice(np.arange(1, tokens), rows - 1, replace=False)) if rows > 1 else np.zeros(0, int)
@@ -126,7 +127,7 @@ def _inputs(
 def row_writes(subject: Subject, profile: Profile, case: Case) -> None:
     spec: RowWritesSpec = case.value
     kernel = subject.choose(spec)
-    for seed, (entries, lines) in enumerate(((0, 0), (1, 0), (0, 1), (7, 3), (32, 8))):
+    for seed, (entries, lines) in enumerate(((0, 0), (1, 0), (0, 1), (7, 3), (32, 8)), profile.salted(0)):
         state, host = _state(subject, spec.num_groups, 8, 12, seed)
         random = generator(seed + 50)
         total = host["block_tables"].numel()
@@ -162,7 +163,9 @@ def qk_norm_rope_kv_write(subject: Subject, profile: Profile, case: Case) -> Non
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     table = None if spec.rope is None else rope_table(spec.rope)
     offset = 0.0 if spec.q_norm is None else spec.q_norm.weight_offset
-    weights = [(torch.randn(dim, generator=generator(60 + i)) * 0.3 + 1 - offset).to(dtype) for i in range(2)]
+    weights = [
+        (torch.randn(dim, generator=generator(profile.salted(60 + i))) * 0.3 + 1 - offset).to(dtype) for i in range(2)
+    ]
     norms = [None if spec.q_norm is None else subject.to_device(weight) for weight in weights]
     held = None if table is None else subject.to_device(table)
 

@@ -34,7 +34,7 @@ def rms_norm(subject: Subject, profile: Profile, case: Case) -> None:
     spec = case.value
     dtype = to_torch(spec.dtype)
     kernel = subject.choose(spec)
-    weight = (torch.randn(spec.hidden, generator=generator(1)) * 0.3 + 1 - spec.weight_offset).to(dtype)
+    weight = (torch.randn(spec.hidden, generator=generator(profile.salted(1))) * 0.3 + 1 - spec.weight_offset).to(dtype)
     held = bind(subject, kernel, weight, spec.op)
 
     def run(draw: RowsDraw) -> None:
@@ -50,7 +50,7 @@ def add_rms_norm(subject: Subject, profile: Profile, case: Case) -> None:
     norm = spec.norm
     dtype = to_torch(norm.dtype)
     kernel = subject.choose(spec)
-    weight = (torch.randn(norm.hidden, generator=generator(2)) * 0.3 + 1 - norm.weight_offset).to(dtype)
+    weight = (torch.randn(norm.hidden, generator=generator(profile.salted(2))) * 0.3 + 1 - norm.weight_offset).to(dtype)
     held = bind(subject, kernel, weight, spec.op)
 
     def run(draw: RowsDraw) -> None:
@@ -116,7 +116,7 @@ def positions_of(draw: RowsDraw, max_positions: int, axes: int) -> Tensor:
 def embedding(subject: Subject, profile: Profile, case: Case) -> None:
     spec = case.value
     kernel = subject.choose(spec)
-    stored = stored_part(spec.scheme, (spec.vocab_size, spec.hidden), generator(3))
+    stored = stored_part(spec.scheme, (spec.vocab_size, spec.hidden), generator(profile.salted(3)))
     held = bind(subject, kernel, stored, spec.op)
     table = Bounded.exact(exact_weight(spec.scheme, stored)).rounded(weight_error(spec.scheme, spec.dtype))
 

@@ -78,11 +78,16 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
     """Many positions of one row are draws of its distribution."""
     row: SamplingRow = case.value
     vocab = 48
-    random = np.random.default_rng(5)
-    logits = torch.from_numpy(random.standard_normal(vocab).astype(np.float32) * 1.5)
+    random = np.random.default_rng(profile.salted(5))
+    logits = _decided(row, random, vocab)
     rows = [
         SamplingRow(
-            temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p, position=p + 1, seed=3
+            temperature=row.temperature,
+            top_k=row.top_k,
+            top_p=row.top_p,
+            min_p=row.min_p,
+            position=p + 1,
+            seed=profile.salted(3),
         )
         for p in range(profile.draws)
     ]
@@ -101,13 +106,22 @@ def distribution(subject: Subject, profile: Profile, case: Case) -> None:
             )
 
 
+def _decided(row: SamplingRow, random: np.random.Generator, vocab: int) -> Tensor:
+    """Logits [vocab] of which no rounding decides what the row's filters keep: its distribution is one."""
+    while True:
+        logits = random.standard_normal(vocab).astype(np.float32) * 1.5
+        choice = choose(row, logits.astype(np.float64), exact=False)
+        if bool((choice.kept == choice.possible).all()):
+            return torch.from_numpy(logits)
+
+
 def token_logprobs(subject: Subject, profile: Profile, case: Case) -> None:
     """Log-softmax, ranks and the best few, of logits as the model gave them."""
     dtype: DType = case.value
     for place, (count, vocab, k) in enumerate(((0, 64, 1), (1, 257, 0), (5, 64, 1), (9, 257, 5), (3, 1031, 20))):
         kernel = subject.choose(TokenLogprobsSpec(vocab_size=vocab))
-        draw = draw_batch("ties" if place == 3 else "greedy", count, vocab, 40 + place, to_torch(dtype))
-        random = torch.Generator().manual_seed(place)
+        draw = draw_batch("ties" if place == 3 else "greedy", count, vocab, profile.salted(40 + place), to_torch(dtype))
+        random = torch.Generator().manual_seed(profile.salted(place))
         tokens = torch.randint(0, vocab, (count,), generator=random, dtype=torch.int32)
         with subject.device.inference_context():
             buffers = Buffers(subject)
