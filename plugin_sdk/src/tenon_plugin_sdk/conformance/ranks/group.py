@@ -142,8 +142,9 @@ class RankGroup:
             try:
                 line = rank.answers.get(timeout=max(deadline - time.monotonic(), 0.01))
             except queue.Empty:
+                said = rank.said()
                 self.kill()
-                raise HangError(f"rank {place} does not answer within {limit:.0f} s:\n{rank.said()}") from None
+                raise HangError(f"rank {place} does not answer within {limit:.0f} s:\n{said}".strip()) from None
             if line is None:
                 said = rank.said()
                 self.kill()
