@@ -137,11 +137,11 @@ def hang(subject: Subject, profile: Profile, case: Case) -> None:
         group.kill()
         group = _group(subject, size)
         group.end_one(absent)
-        _must_raise(group.ask_rest("lost", absent, limit=HANG_S), None, missing)
+        _must_raise(group.ask_rest("lost", absent, limit=HANG_S, patience=LIMIT_S), None, missing)
     except HangError as error:
         raise ConformanceError(
-            f"an all_reduce among {size} ranks waits for rank {absent}, which {missing}, although set_timeout({LIMIT_S})"
-            f" was called: expected an error by then. {error}"
+            f"an all_reduce among {size} ranks waits for rank {absent}, which {missing}: expected an error after the"
+            f" {LIMIT_S} s of set_timeout, but {error}"
         ) from error
     finally:
         group.kill()

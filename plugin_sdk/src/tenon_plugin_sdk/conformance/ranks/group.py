@@ -128,11 +128,11 @@ class RankGroup:
         self._order(self.ranks[place], {"op": "exit"})
         self.ranks[place].process.wait(30)
 
-    def ask_rest(self, op: str, place: int, *, limit: float) -> list[dict[str, Any]]:
+    def ask_rest(self, op: str, place: int, *, limit: float, **order: Any) -> list[dict[str, Any]]:
         """Order all ranks but one that has ended."""
         rest = [rank for number, rank in enumerate(self.ranks) if number != place]
         for rank in rest:
-            self._order(rank, {"op": op})
+            self._order(rank, {"op": op, **order})
         return self.answers(limit, rest)
 
     def answers(self, limit: float, ranks: list[Rank] | None = None) -> list[dict[str, Any]]:
