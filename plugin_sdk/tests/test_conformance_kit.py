@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from mutations.engine_bugs import UNCLAIMED
+from mutations.installed import install
 
 from tenon_platforms.builtin.reference.platform import ReferencePlatform
 from tenon_platforms.errors import ConfigError
@@ -62,6 +65,19 @@ def test_a_run_leaves_a_table_a_file_and_a_page(tmp_path: Path) -> None:
     assert report["highest_level"] == "L1"
     assert report["machine"]["versions"]["torch"]  # type: ignore[index]
     assert "Conforms up to <b>L1 (device)</b>" in page and "<script" not in page and "http" not in page
+
+
+def test_a_failure_says_how_to_see_it_again(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(install()), *sys.path])
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tenon_plugin_sdk.conformance.plugin", "--pyargs"]
+    command += ["tenon_plugin_sdk.conformance", "--platform", "planted", "--platform-opt"]
+    command += ["bug=refuses without a remedy", "-k", "unclaimed", "--level", "L6,", "--report", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 1, done.stdout[-3000:]
+    (failed,) = [one for one in json.loads(report.read_text())["checks"] if one["address"] == UNCLAIMED]
+    assert "is refused without a remedy" in failed["text"].splitlines()[0]
+    assert f'-k "{UNCLAIMED}" --first-seed 0' in failed["text"]
 
 
 def test_an_exception_that_is_not_needed_fails(tmp_path: Path) -> None:

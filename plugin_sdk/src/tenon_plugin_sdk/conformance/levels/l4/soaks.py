@@ -18,7 +18,7 @@ from .blocks import models
 LENGTHS = (3, 20, 47, 9, 64, 31)
 NEW_TOKENS = 12
 WARM_ROUNDS = 3
-MOST_WARM_ROUNDS = 8
+MOST_WARM_ROUNDS = 6
 LEAST_ROUNDS = 10  # two for every segment
 SOAKS = 2  # a leak grows in all of them
 RESTARTS = 5
