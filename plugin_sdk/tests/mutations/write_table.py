@@ -20,7 +20,7 @@ Written by `write_table.py`; each bug runs only the check that should find it.
 | bug | what it is | level | found by | seconds | it says |
 |---|---|---|---|---:|---|
 """
-LONGEST = 110
+LONGEST = 160
 TABLE = Path(__file__).with_name("MATRIX.md")
 
 

@@ -108,7 +108,10 @@ def barrier(subject: Subject, profile: Profile, case: Case) -> None:
         times = group.values("barrier", wait=[0.3 if rank == last else 0.0 for rank in range(size)])
         came, left = max(time[0] for time in times), min(time[1] for time in times)
         if left < came:
-            raise ConformanceError(f"a rank left the barrier {came - left:.3f} s before the last one came")
+            first = min(range(size), key=lambda rank: times[rank][1])
+            raise ConformanceError(
+                f"rank {first} of {size} left the barrier {came - left:.3f} s before rank {last} came: expected to wait"
+            )
 
 
 def agree(subject: Subject, profile: Profile, case: Case) -> None:
@@ -150,7 +153,7 @@ def hang(subject: Subject, profile: Profile, case: Case) -> None:
 def _must_raise(answers: Sequence[dict[str, Any]], absent: int | None, what: str) -> None:
     for place, answer in enumerate(answers):
         if place != absent and answer["error"] is None:
-            raise ConformanceError(f"a rank {what}, and rank {place} got an all_reduce without it")
+            raise ConformanceError(f"a rank {what}, and rank {place} got an all_reduce without it: expected an error")
 
 
 def alone(subject: Subject, profile: Profile, case: Case) -> None:

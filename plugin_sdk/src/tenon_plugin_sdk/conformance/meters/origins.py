@@ -14,7 +14,7 @@ from pathlib import Path
 from .leaks import type_name
 from .memory import tidy
 
-FRAMES = 12
+FRAMES = 6
 MOST = 3
 LIBRARIES = {"torch", "numpy"}  # their lines do not say who called
 OWN = {"tenon_plugin_sdk", "tracemalloc.py"}

@@ -41,10 +41,10 @@ def soak(subject: Subject, profile: Profile, case: Case) -> None:
         begin = engine.num_steps
         _round(engine, profile.seed, 0)
         steps = engine.num_steps - begin
-        text = _leak_text(partial(_round, engine, profile.seed, 0), growth, 1 / steps)
+        what, lines = _leak_text(partial(_round, engine, profile.seed, 0), growth, 1 / steps)
     raise ConformanceError(
-        f"memory at rest grows in each of {SOAKS} soaks of {profile.soak} steps, after {warm} steps to warm up"
-        f" [model {case.value}, seed {profile.seed}]; a step by {text}"
+        f"memory at rest grows by {what} a step, in each of {SOAKS} soaks of {profile.soak} steps after {warm} steps to"
+        f" warm up; expected none [model {case.value}, seed {profile.seed}]{lines}"
     )
 
 
@@ -68,7 +68,8 @@ def restarts(subject: Subject, profile: Profile, case: Case) -> None:
     with settled():
         found = _lasting(growth)
     if found:
-        raise ConformanceError(f"every start and shutdown of an engine leaves {_leak_text(start, found, 1.0)}")
+        what, lines = _leak_text(start, found)
+        raise ConformanceError(f"every start and shutdown of an engine leaves {what}: expected none{lines}")
 
 
 def _lasting(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -113,14 +114,14 @@ def _round(engine: Engine, seed: int, number: int) -> None:
         raise ConformanceError(f"round {number}: {engine.stats.num_free_blocks} of {engine.stats.num_blocks} are free")
 
 
-def _leak_text(work: Callable[[], None], growth: dict[str, float], scale: float = 1.0) -> str:
+def _leak_text(work: Callable[[], None], growth: dict[str, float], scale: float = 1.0) -> tuple[str, str]:
     """What grew, and which lines of code left it there. scale: of what is one more each time that `work` is done."""
     lines = left_behind(work, TRACED)
     objects = {name: slope for name, slope in growth.items() if name.startswith(OBJECTS)}
     if BLOCKS in growth and not objects:
         objects = {f"{OBJECTS}{name}": more * scale for name, more in untracked_growth(work, TRACED).items()}
     what = ", ".join(f"{slope:.3g} {name}" for name, slope in (objects | growth).items())
-    return what + "".join(f"\n    made at {line}" for line in lines)
+    return what, "".join(f"\n    made at {line}" for line in lines)
 
 
 CHECKS = (

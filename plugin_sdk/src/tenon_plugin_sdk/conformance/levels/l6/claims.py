@@ -62,7 +62,8 @@ def admission(subject: Subject, profile: Profile, case: Case) -> None:
             engine.run()
             if engine.reasons[number, 0] != "length":
                 raise ConformanceError(
-                    f"{name} was admitted and ended with {engine.reasons[number, 0]}: {engine.messages[number, 0]}"
+                    f"a request with {params} was admitted and ended with {engine.reasons[number, 0]}:"
+                    f" {engine.messages[number, 0]}; expected 6 tokens, or {name!r} in `Capabilities.refused`"
                 )
 
 

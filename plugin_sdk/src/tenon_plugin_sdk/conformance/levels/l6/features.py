@@ -174,7 +174,11 @@ def batch_invariant(subject: Subject, profile: Profile, case: Case) -> None:
         together = engine.generate(prompts, temperature=1.3, max_tokens=20)
     if alone != together:
         wrong = [place for place in range(len(prompts)) if alone[place] != together[place]]
-        raise ConformanceError(f"--batch-invariant: prompts {wrong} got other tokens in another batch")
+        place = wrong[0]
+        raise ConformanceError(
+            f"--batch-invariant: of {len(prompts)} prompts {wrong} got other tokens in another batch; prompt {place} of"
+            f" {len(prompts[place])} tokens got {together[place]}, alone {alone[place]} [temperature 1.3, seed {place}]"
+        )
 
 
 def _flags(subject: Subject, profile: Profile) -> Iterable[Case]:
