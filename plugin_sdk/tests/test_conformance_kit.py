@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from mutations.engine_bugs import UNCLAIMED
+from mutations.installed import install
 from torch.nn.functional import rms_norm
 
 from tenon_platforms.builtin.reference.platform import ReferencePlatform
@@ -163,6 +166,19 @@ def test_an_operation_that_always_fails_is_no_answer_to_a_missing_rank(monkeypat
     check = next(check for check in checks_of("L5") if check.name == "hang")
     with pytest.raises(ConformanceError, match="all_reduce: no backend"):
         check.run(Subject.of(ReferencePlatform()), QUICK, Case(id="", value=2))
+
+
+def test_a_failure_says_how_to_see_it_again(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(install()), *sys.path])
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tenon_plugin_sdk.conformance.plugin", "--pyargs"]
+    command += ["tenon_plugin_sdk.conformance", "--platform", "planted", "--platform-opt"]
+    command += ["bug=refuses without a remedy", "-k", "unclaimed", "--level", "L6,", "--report", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 1, done.stdout[-3000:]
+    (failed,) = [one for one in json.loads(report.read_text())["checks"] if one["address"] == UNCLAIMED]
+    assert "is refused without a remedy" in failed["text"].splitlines()[0]
+    assert f'-k "{UNCLAIMED}" --first-seed 0' in failed["text"]
 
 
 def test_an_exception_that_is_not_needed_fails(tmp_path: Path) -> None:

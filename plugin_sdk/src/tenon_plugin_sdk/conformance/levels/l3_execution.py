@@ -90,7 +90,8 @@ def replay(subject: Subject, profile: Profile, case: Case) -> None:
             _one(subject, executable, (inputs, others), draw, dtype, number)
         if key.static and executable.num_compiles != compiles:
             raise ConformanceError(
-                f"{executable.num_compiles - compiles} compilations in {profile.replays} runs of a prepared key"
+                f"{executable.num_compiles - compiles} compilations in {profile.replays} runs of the prepared {key}:"
+                " expected none"
             )
         every = list(range(1, ours.num_blocks))
         mine, theirs = (read_blocks(subject, model.backend, step.cache, every) for step in (ours, twin))
@@ -215,7 +216,12 @@ def padding(subject: Subject, profile: Profile, case: Case) -> None:
         mine = set(draw.tables[draw.rows[0]].tolist())
         others = [block for block in range(1, step.num_blocks) if block not in mine]
         if not bool(read_blocks(subject, model.backend, step.cache, others).isnan().all()):
-            raise ConformanceError("padding of a step wrote into blocks of rows that are not in it")
+            written = read_blocks(subject, model.backend, step.cache, others).isnan().logical_not().flatten(1).any(1)
+            blocks = [block for block, is_written in zip(others, written.tolist(), strict=True) if is_written]
+            raise ConformanceError(
+                f"a step of {len(draw.rows)} row, padded to {key.rows}, wrote into blocks {blocks} of other rows:"
+                f" expected writes to {sorted(mine)} and the null block only [{key}]"
+            )
 
 
 def _keys(subject: Subject, profile: Profile) -> Iterable[Case]:

@@ -119,8 +119,9 @@ class Member:
         self._wait(self.group.all_reduce(self._mine(1, [64], "float32")))
         return "came through"
 
-    def lost(self) -> Any:
+    def lost(self, patience: float) -> Any:
         """Another rank has ended."""
+        self.group.set_timeout(patience)
         self._wait(self.group.all_reduce(self._mine(2, [64], "float32")))
         return "came through"
 
