@@ -47,6 +47,7 @@ _HOME = {
     "ops.mlp": ("ActivationMulSpec", "GatedMLPSpec"),
     "ops.moe": ("MoESpec",),
     "ops.norm": ("AddRMSNormSpec", "RMSNormSpec"),
+    "ops.quantized": ("FP8Block", "FP8Static", "Int8Channel", "IntGroups"),
     "ops.rope": ("QKNormRopeKVWriteSpec", "RopeScaling", "RopeSpec"),
     "ops.rows": ("PrepareInputsSpec", "RowWritesSpec"),
     "ops.sampling": ("SamplerSpec", "TokenLogprobsSpec"),
