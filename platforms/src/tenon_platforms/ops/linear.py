@@ -1,6 +1,7 @@
 """Linear layers: weight schemes, and the merged linear whose parts each have their own.
 
-Torch-free. More schemes are in `quantized.py`. A *scheme* says how a weight is stored and what it means; `linear_reference.py` gives the meaning in torch.
+Torch-free. A *scheme* says how a weight is stored and what it means; `linear_reference.py` gives the meaning in torch.
+Those of quantized checkpoints are in `quantized.py`.
 """
 
 from __future__ import annotations

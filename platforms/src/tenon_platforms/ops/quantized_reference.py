@@ -1,4 +1,4 @@
-"""What the schemes of `quantized.py` mean, in plain torch: expanded weights, and activations as a scheme rounds them."""
+"""What the schemes of `quantized.py` mean, in plain torch: weights expanded, activations as a scheme rounds them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ROUNDING = (FP8Channel, FP8Static, FP8Block, Int8Channel)  # schemes that round 
 def expand(scheme: WeightScheme, tensors: PartTensors, wide: torch.dtype) -> Tensor | None:
     """The weight [..., out, in] computed in `wide`, float32 or float64; None for a scheme of another module."""
     if isinstance(scheme, CHANNELS):
-        return tensors["weight"].to(wide) * tensors["scale"].to(wide)[..., None]
+        weight: Tensor = tensors["weight"].to(wide) * tensors["scale"].to(wide)[..., None]
+        return weight
     if isinstance(scheme, FP8Block):
         weight = tensors["weight"].to(wide)
         scale = tensors["scale"].to(wide).repeat_interleave(scheme.rows, -2).repeat_interleave(scheme.columns, -1)
