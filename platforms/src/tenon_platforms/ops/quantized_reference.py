@@ -28,13 +28,14 @@ def expand(scheme: WeightScheme, tensors: PartTensors, wide: torch.dtype) -> Ten
     if isinstance(scheme, FP8Block):
         weight = tensors["weight"].to(wide)
         scale = tensors["scale"].to(wide).repeat_interleave(scheme.rows, -2).repeat_interleave(scheme.columns, -1)
-        return weight * scale[..., : weight.shape[-2], : weight.shape[-1]]
+        blocks: Tensor = weight * scale[..., : weight.shape[-2], : weight.shape[-1]]
+        return blocks
     if isinstance(scheme, IntGroups):
         codes = unpacked(scheme, tensors["weight"]).to(wide)
         where = column_groups(scheme, tensors, codes.shape[-1]).unsqueeze(-2).expand(codes.shape)
         scale = tensors["scale"].to(wide).gather(-1, where)
         if not scheme.zeros:
-            return scale * (codes - 2 ** (scheme.bits - 1))
+            return scale * (codes - (1 << (scheme.bits - 1)))
         return scale * (codes - tensors["zero"].to(wide).gather(-1, where))
     return None
 
