@@ -15,7 +15,7 @@ from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
 
-from . import gated_mlp, linear, logprobs, mlp, moe, norm, rope_kv, rows, sampling
+from . import blocks, gated_mlp, linear, logprobs, mlp, moe, norm, rope_kv, rows, sampling
 from .linear import LinearPolicy
 
 NORM = {"rms_norm.weight_offset"}
@@ -37,6 +37,10 @@ def register(table: OpTable, policy: LinearPolicy, *, head: LinearPolicy | None 
     def gated(spec: GatedMLPSpec) -> Kernel | No:
         return gated_mlp.gated_mlp(spec, policy)
 
+    def blocks_of(spec: MergedLinearSpec) -> Kernel | No:
+        return blocks.merged_linear(spec, policy)
+
+    table.offer(MergedLinearSpec, "triton.blocks", blocks_of, priority=priority)
     table.offer(MergedLinearSpec, "triton.linear", merged, priority=priority)
     table.offer(GatedMLPSpec, "triton.gated_mlp", gated, priority=priority)
     table.offer(MoESpec, "triton.moe", moe.moe_layer, priority=priority)
