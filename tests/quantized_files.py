@@ -21,6 +21,7 @@ from torch import Tensor
 
 Rounding = Callable[[Tensor], Tensor]
 Array = npt.NDArray[Any]
+Encode = Callable[[Array, float], tuple[dict[str, Tensor], Array]]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word is column ORDER[i] of eight
 FP8 = torch.float8_e4m3fn
 
@@ -30,7 +31,7 @@ class Format:
     """config: its quantization_config. encode(weight, input_max): (tensors, meant weight). rounding: of activations."""
 
     config: dict[str, Any]
-    encode: Callable[[Array, float], tuple[dict[str, Tensor], Array]]
+    encode: Encode
     scheme: str
     rounding: Callable[[float], Rounding] | None = None
 
@@ -86,7 +87,9 @@ def to_fp8(values: Array) -> Tensor:
     return torch.from_numpy(np.clip(values, -448, 448)).float().to(FP8)
 
 
-def fp8_tensor(*, words: tuple[str, str] = ("weight_scale", "input_scale"), static: bool, shape: tuple[int, ...] = ()):  # type: ignore[no-untyped-def]
+def fp8_tensor(
+    *, words: tuple[str, str] = ("weight_scale", "input_scale"), static: bool, shape: tuple[int, ...] = ()
+) -> Encode:
     """One scale for the whole weight; the activations' beside it where it is static."""
 
     def encode(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Array]:
@@ -107,7 +110,7 @@ def fp8_channel(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Arr
     return {"weight": codes, "weight_scale": scale}, codes.double().numpy() * scale.double().numpy()
 
 
-def fp8_block(rows: int, columns: int, word: str):  # type: ignore[no-untyped-def]
+def fp8_block(rows: int, columns: int, word: str) -> Encode:
     """A scale a block, ragged at the edges."""
 
     def encode(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Array]:
@@ -216,4 +219,159 @@ FP8_FORMATS = {
         rounding=lambda _: fp8_runs(40),
     ),
 }
-FORMATS = {**FP8_FORMATS}
+
+
+def int8_channel(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Array]:
+    """int8 with a bfloat16 scale a channel."""
+    scale = torch.from_numpy(np.abs(weight).max(1, keepdims=True) / 127).bfloat16()
+    codes = np.clip(np.rint(weight / scale.double().numpy()), -128, 127)
+    return {"weight": torch.from_numpy(codes).to(torch.int8), "weight_scale": scale}, codes * scale.double().numpy()
+
+
+def grouped(weight: Array, bits: int, size: int, zeros: bool, group: Array, dtype: torch.dtype) -> tuple[Any, ...]:
+    """(codes, scale [out, groups] as a tensor, zero points, meant weight), every one by its definition."""
+    count, middle = int(group.max()) + 1, 2 ** (bits - 1)
+    scale, zero = torch.zeros(len(weight), count, dtype=dtype), np.full((len(weight), count), middle)
+    codes, meant = np.zeros(weight.shape, np.int64), np.zeros_like(weight)
+    for g in range(count):
+        held = weight[:, group == g]
+        if zeros:
+            low, high = np.minimum(held.min(1), 0), np.maximum(held.max(1), 0)
+            scale[:, g] = torch.from_numpy((high - low) / (2**bits - 1)).to(dtype)
+            zero[:, g] = np.clip(np.rint(-low / scale[:, g].double().numpy()), 0, 2**bits - 1)
+        else:
+            scale[:, g] = torch.from_numpy(np.abs(held).max(1) / (middle - 1)).to(dtype)
+        step = scale[:, g].double().numpy()[:, None]
+        codes[:, group == g] = np.clip(np.rint(held / step) + zero[:, g, None], 0, 2**bits - 1)
+        meant[:, group == g] = (codes[:, group == g] - zero[:, g, None]) * step
+    return codes, scale, zero, meant
+
+
+def groups_of(width: int, size: int, ordered: bool) -> Array:
+    """Each column's group; ordered: as act-order leaves them, in no order."""
+    group = np.arange(width) // (size if size > 0 else width)
+    return np.random.default_rng(width).permutation(group) if ordered else group
+
+
+def gptq(bits: int, size: int, *, zeros: bool = False, ordered: bool = False, v2: bool = False) -> Encode:
+    """Transposed; zero points are stored less one in the first version of the format."""
+
+    def encode(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Array]:
+        group = groups_of(weight.shape[1], size, ordered)
+        codes, scale, zero, meant = grouped(weight, bits, size, zeros, group, torch.float16)
+        stored = zero if v2 else (zero - 1) % 2**bits
+        made = {
+            "qweight": bits_of(codes.T, bits, 0),
+            "qzeros": bits_of(stored.T, bits, 1),
+            "scales": scale.T,
+            "g_idx": torch.from_numpy(group).int(),
+        }
+        return made, meant
+
+    return encode
+
+
+def awq(size: int) -> Encode:
+    """Transposed, packed along `out`, eight columns a word in AWQ's order."""
+
+    def encode(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Array]:
+        group = groups_of(weight.shape[1], size, ordered=False)
+        codes, scale, zero, meant = grouped(weight, 4, size, True, group, torch.float16)
+
+        def words(columns: Array) -> Tensor:
+            eights = columns.reshape(columns.shape[0], -1, 8)[:, :, list(AWQ_ORDER)]
+            return bits_of(eights.reshape(columns.shape), 4, 1)
+
+        return {"qweight": words(codes.T), "qzeros": words(zero.T), "scales": scale.T}, meant
+
+    return encode
+
+
+def packed(bits: int, size: int, *, zeros: bool = False, ordered: bool = False) -> Encode:
+    """compressed-tensors' words, codes along `in` and zero points along `out`."""
+
+    def encode(weight: Array, input_max: float) -> tuple[dict[str, Tensor], Array]:
+        group = groups_of(weight.shape[1], size, ordered)
+        codes, scale, zero, meant = grouped(weight, bits, size, zeros, group, torch.bfloat16)
+        made = {
+            "weight_packed": bits_of(codes, bits, 1),
+            "weight_scale": scale,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if zeros:
+            made["weight_zero_point"] = bits_of(zero, bits, 0)
+        if ordered:
+            made["weight_g_idx"] = torch.from_numpy(group).int()
+        return made, meant
+
+    return encode
+
+
+def pack_config(bits: int, size: int, **more: Any) -> dict[str, Any]:
+    """Of `packed`."""
+    kind = args(bits, "int", "channel" if size < 0 else "group", group_size=None if size < 0 else size)
+    return compressed({**kind, **more}, None, "pack-quantized")
+
+
+def gptq_config(bits: int, size: int, **more: Any) -> dict[str, Any]:
+    """Of `gptq`."""
+    return {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": True, "desc_act": False, **more}
+
+
+INT8_TOKEN = args(8, "int", "token", dynamic=True)
+FORMATS = {
+    **FP8_FORMATS,
+    "ct-fp8-channel": Format(
+        config=compressed(args(8, "float", "channel"), FP8_TOKEN, "float-quantized"),
+        encode=fp8_channel,
+        scheme="fp8-channel",
+        rounding=lambda _: fp8_token,
+    ),
+    "ct-fp8-static": Format(
+        config=compressed(args(8, "float", "tensor"), args(8, "float", "tensor"), "float-quantized"),
+        encode=fp8_tensor(static=True, shape=(1,)),
+        scheme="fp8-static",
+        rounding=fp8_static,
+    ),
+    "ct-fp8-block": Format(
+        config=compressed(
+            args(8, "float", "block", block_structure=[48, 32]),
+            args(8, "float", "group", group_size=32, dynamic=True),
+            "float-quantized",
+        ),
+        encode=fp8_block(48, 32, "weight_scale"),
+        scheme="fp8-block",
+        rounding=lambda _: fp8_runs(32),
+    ),
+    "ct-int8": Format(
+        config=compressed(args(8, "int", "channel"), INT8_TOKEN, "int-quantized"),
+        encode=int8_channel,
+        scheme="int8-channel",
+        rounding=lambda _: int8_token,
+    ),
+    "ct-w4-group32": Format(config=pack_config(4, 32), encode=packed(4, 32), scheme="int4-group32"),
+    "ct-w4-zeros": Format(
+        config=pack_config(4, 32, symmetric=False), encode=packed(4, 32, zeros=True), scheme="int4-group32-zeros"
+    ),
+    "ct-w4-ordered": Format(
+        config=pack_config(4, 32, actorder="group"), encode=packed(4, 32, ordered=True), scheme="int4-group32-ordered"
+    ),
+    "ct-w8-channel": Format(config=pack_config(8, -1), encode=packed(8, -1), scheme="int8-group-row"),
+    "gptq-w4": Format(config=gptq_config(4, 32), encode=gptq(4, 32), scheme="int4-group32"),
+    "gptq-w4-row": Format(config=gptq_config(4, -1), encode=gptq(4, -1), scheme="int4-group-row"),
+    "gptq-w4-ordered-zeros": Format(
+        config=gptq_config(4, 32, desc_act=True, sym=False),
+        encode=gptq(4, 32, zeros=True, ordered=True),
+        scheme="int4-group32-zeros-ordered",
+    ),
+    "gptq-v2-w8": Format(
+        config=gptq_config(8, 64, sym=False, checkpoint_format="gptq_v2"),
+        encode=gptq(8, 64, zeros=True, v2=True),
+        scheme="int8-group64-zeros",
+    ),
+    "awq": Format(
+        config={"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+        encode=awq(32),
+        scheme="int4-group32-zeros",
+    ),
+}
