@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from driver import MAX_LEN, drive, open_platform, prompts_of, request
-from equality import assert_greedy_equal, hf_reference
+from equality import Reference, assert_greedy_equal, hf_reference
 from quantized_files import FORMATS, Format, Quantized, write
 from tiny_models import TinyModel
 from torch import nn
@@ -125,6 +125,16 @@ def num_differing(found: list[list[int]], model: Any) -> int:
     return count
 
 
+def shaken(model: nn.Module) -> nn.Module:
+    """The model with every matrix off by a part in 1,024, as the conformance kit allows stored weights to be."""
+    model, random = copy.deepcopy(model), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1 + 2.0**-10 * (torch.rand(parameter.shape, generator=random) * 2 - 1))
+    return model
+
+
 def served(assembled: Assembled, scheme: str) -> set[str]:
     """How linears of a scheme are served."""
     return {
@@ -147,6 +157,8 @@ def test_tokens_are_those_of_what_the_file_means(
         assert num_differing(found, emulated(model, FORMATS[form], checkpoint.input_max)) <= FLIPPED
         return
     reference = hf_reference(model)
+    if "native" in ways:  # activations in 16-bit codes: the error is what that does to weights
+        reference = Reference(narrow=logits_of(shaken(model)), wide=reference.wide)
     for i, (tokens, prompt) in enumerate(zip(found, PROMPTS, strict=True)):
         assert_greedy_equal(tokens, reference, prompt, label=f"{form} on {platform_name}, prompt {i}")
 
