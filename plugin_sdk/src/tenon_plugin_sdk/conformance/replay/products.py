@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import FP8Channel, MergedLinearSpec
+from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.quantized_reference import ROUNDING
 
 from ..cases.weights import exact_linear, exact_weight
 from ..levels.l2.running import bind, weight_error
@@ -55,7 +56,7 @@ def add_rms_norm(subject: Subject, case: RecordedCase) -> None:
 def merged_linear(subject: Subject, case: RecordedCase) -> None:
     spec: Any = case.spec
     assert isinstance(spec, MergedLinearSpec)
-    _no_fp8(spec)
+    _no_rounding(spec)
     stored, x = case.weights, case.inputs["x"]
     lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
     truth = layers.matmul(Bounded.exact(x), exact_linear(spec, stored), lost)
@@ -84,7 +85,7 @@ def embedding(subject: Subject, case: RecordedCase) -> None:
 def gated_mlp(subject: Subject, case: RecordedCase) -> None:
     spec: Any = case.spec
     assert isinstance(spec, GatedMLPSpec)
-    _no_fp8(spec.gate_up, spec.down)
+    _no_rounding(spec.gate_up, spec.down)
     dtype, x = spec.down.dtype, case.inputs["x"]
     truth = layers.gated_mlp(
         Bounded.exact(x),
@@ -131,6 +132,6 @@ def activation_mul(subject: Subject, case: RecordedCase) -> None:
     call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"]), [("y", truth, spec.dtype)])
 
 
-def _no_fp8(*specs: MergedLinearSpec) -> None:
-    if any(isinstance(scheme, FP8Channel) for spec in specs for scheme in spec.schemes):
+def _no_rounding(*specs: MergedLinearSpec) -> None:
+    if any(isinstance(scheme, ROUNDING) for spec in specs for scheme in spec.schemes):
         raise NotApplicableError("activations quantized as they come have no bound yet")
