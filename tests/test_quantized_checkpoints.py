@@ -7,6 +7,8 @@ may go either way and move all that follows, so a few tokens may differ; without
 from __future__ import annotations
 
 import copy
+import dataclasses
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from driver import MAX_LEN, drive, open_platform, prompts_of, request
 from equality import Reference, assert_greedy_equal, hf_reference
 from quantized_files import FORMATS, Format, Quantized, write
+from safetensors.torch import load_file, save_file
 from tiny_models import TinyModel
 from torch import nn
 from torch.nn.functional import linear
@@ -25,6 +28,7 @@ from tenon_core.config import EngineConfig
 from tenon_core.engine.assembly import Assembled, Sockets
 from tenon_core.engine.start import load, open_model
 from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
 from tenon_plugin_sdk.conformance.truth.equality import logits_of
 
 pytestmark = pytest.mark.e2e
@@ -167,3 +171,65 @@ def test_a_forgotten_rounding_would_be_seen(written: Callable[[str, str], Quanti
     checkpoint = written("qwen2", "fp8-static")
     found = generated(start(checkpoint.path, "reference"))
     assert num_differing(found, load_plain(checkpoint.meant).double()) > 3 * FLIPPED
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("qwen3_moe", "gptq-w4"),
+        ("mixtral", "ct-fp8-channel"),
+        ("qwen3", "awq"),
+        ("llama-tied-biased-llama3", "ct-int8"),
+    ],
+)
+def test_experts_and_tied_heads(model: str, form: str, written: Callable[[str, str], Quantized]) -> None:
+    checkpoint = written(model, form)  # the CPU's kernels keep activations, so experts compare with what the file means
+    found, meant = generated(start(checkpoint.path, "cpu")), load_plain(checkpoint.meant)
+    reference = Reference(narrow=logits_of(shaken(meant)), wide=hf_reference(meant).wide)
+    for i, (tokens, prompt) in enumerate(zip(found, PROMPTS, strict=True)):
+        assert_greedy_equal(tokens, reference, prompt, label=f"{form} of {model}, prompt {i}")
+
+
+def test_experts_of_two_kinds_are_refused(written: Callable[[str, str], Quantized], tmp_path: Path) -> None:
+    checkpoint = written("qwen3_moe", "gptq-w4")
+    name = "model.layers.1.mlp.experts.3.up_proj"
+    tensors = load_file(checkpoint.path / "model.safetensors")
+    for word in ("qweight", "qzeros", "scales", "g_idx"):
+        del tensors[f"{name}.{word}"]
+    tensors[f"{name}.weight"] = torch.zeros(48, 64)
+    folder = shutil.copytree(checkpoint.path, tmp_path / "mixed")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"experts of one layer differ .*int4-group32.*dense-float32"):
+        start(folder, "reference")
+
+
+def test_inspect_and_ops_show_schemes_without_reading_weights(
+    written: Callable[[str, str], Quantized], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenon_core.cli.dry_model import op_choices
+    from tenon_core.cli.model_card import open_card, summary
+    from tenon_core.loading.safetensors_source import SafetensorsSource
+
+    path = written("qwen3_moe", "gptq-w4").path
+    monkeypatch.setattr(SafetensorsSource, "read", None)
+    config = EngineConfig.from_flat(model=str(path), platform="reference", dtype="float32")
+    shown = {item["scheme"]: item for item in summary(open_card(config))["weights"]}
+    linears = 3 * (2 * 64 * 128 + 2 * 64 * 64 + 8 * 3 * 48 * 64)
+    assert shown["int4-group32"]["parameters"] == linears
+    assert shown["int4-group32"]["bytes"] > linears // 2
+    choices = op_choices(config)["choices"]
+    quantized = {item["op"] for item in choices if "int4-group32" in item["summary"]}
+    assert quantized == {"merged_linear", "moe_layer"}
+    assert {item["native"] for item in choices if item["op"] == "moe_layer"} == {"dequantize"}
+
+
+def test_a_platform_that_says_nothing_of_a_scheme_gets_the_reference(
+    written: Callable[[str, str], Quantized], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    platform = open_platform("cpu")
+    old = dataclasses.replace(platform.capabilities(None), schemes={"dense-*": "native"})
+    monkeypatch.setattr(type(platform), "capabilities", lambda self, device: old)
+    monkeypatch.setattr(type(platform), "register_ops", lambda self, table, device: None)
+    assembled = start(written("qwen2", "fp8-static").path, "cpu")
+    assert "says nothing of weights stored as fp8-static" in caplog.text
+    assert "merged_linear" in str(assembled.table.reference_line())

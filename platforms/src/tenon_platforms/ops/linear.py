@@ -24,6 +24,10 @@ class WeightScheme(Spec):
         """The name used by capabilities and messages."""
         raise NotImplementedError
 
+    def summary(self) -> str:
+        """Its name, which tells all that differs."""
+        return self.id
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(WeightScheme):

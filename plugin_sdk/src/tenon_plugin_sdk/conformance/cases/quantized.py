@@ -108,10 +108,12 @@ def _lost(scheme: WeightScheme, x: Tensor) -> Tensor:
     if isinstance(scheme, FP8Static):
         scale = torch.maximum(scale, torch.full_like(x, STATIC_SCALE))
         clamped = (x.abs() - FP8_MAX * STATIC_SCALE).clamp_min(0)
-    return torch.maximum(FP8_STEP * x.abs(), FP8_FLOOR * scale) + clamped
+    lost: Tensor = torch.maximum(FP8_STEP * x.abs(), FP8_FLOOR * scale) + clamped
+    return lost
 
 
 def _runs(scheme: WeightScheme, x: Tensor) -> Tensor:
     """[tokens, runs, columns] of what shares a scale, padded with zeros."""
     width = scheme.columns if isinstance(scheme, FP8Block) else max(x.shape[1], 1)
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % width)).unflatten(1, (-1, width))
+    runs: Tensor = torch.nn.functional.pad(x, (0, -x.shape[1] % width)).unflatten(1, (-1, width))
+    return runs
