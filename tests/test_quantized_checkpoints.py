@@ -6,7 +6,6 @@ may go either way and move all that follows, so a few tokens may differ; without
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -18,11 +17,10 @@ import pytest
 import torch
 from driver import MAX_LEN, drive, open_platform, prompts_of, request
 from equality import Reference, assert_greedy_equal, hf_reference
-from quantized_files import FORMATS, Format, Quantized, write
+from quantized_files import FORMATS, Quantized, write
+from quantized_reference import calibrated, emulated, load_plain, num_differing, shaken
 from safetensors.torch import load_file, save_file
 from tiny_models import TinyModel
-from torch import nn
-from torch.nn.functional import linear
 
 from tenon_core.config import EngineConfig
 from tenon_core.engine.assembly import Assembled, Sockets
@@ -37,59 +35,6 @@ PROMPTS = prompts_of((1, 9, 40, 90))
 NEW_TOKENS = 16
 
 
-class Emulated(nn.Module):
-    """A linear whose input is rounded as a scheme says."""
-
-    def __init__(self, old: nn.Linear, rounding: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.weight, self.bias, self.rounding = old.weight, old.bias, rounding
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(self.rounding(x), self.weight, self.bias)
-
-
-def layers_of(model: nn.Module) -> dict[str, nn.Linear]:
-    """The linears that are quantized, by name."""
-    return {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"
-    }
-
-
-def emulated(model: nn.Module, form: Format, input_max: dict[str, float]) -> nn.Module:
-    """A copy in float64 that rounds the input of every quantized linear."""
-    model = copy.deepcopy(model).double()
-    assert form.rounding is not None
-    for name, module in layers_of(model).items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, Emulated(module, form.rounding(input_max.get(name, 1.0))))
-    return model
-
-
-def calibrated(model: nn.Module) -> dict[str, float]:
-    """The largest input of every linear in one run; some tokens of another run will pass it."""
-    found: dict[str, float] = {}
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda _, given, name=name: found.__setitem__(name, float(given[0].abs().max()) * 0.9)
-        )
-        for name, module in layers_of(model).items()
-    ]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([PROMPTS[2]]))
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
-def load_plain(path: Path) -> Any:
-    """What a file means, as a Transformers model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(path)
-    config._experts_implementation = "eager"
-    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32).eval()
-
-
 @pytest.fixture(scope="module")
 def written(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], TinyModel]
@@ -99,7 +44,7 @@ def written(
     @cache
     def make(model: str, form: str) -> Quantized:
         tiny = tiny_model(model)
-        input_max = calibrated(tiny.model) if FORMATS[form].rounding is not None else None
+        input_max = calibrated(tiny.model, PROMPTS[2]) if FORMATS[form].rounding is not None else None
         return write(tiny.path, tmp_path_factory.mktemp(f"{model}-{form}"), FORMATS[form], input_max)
 
     return make
@@ -118,25 +63,6 @@ def generated(assembled: Assembled) -> list[list[int]]:
     """Greedy tokens of every prompt."""
     outcome = drive(assembled.engine, [request(i, prompt, max_tokens=NEW_TOKENS) for i, prompt in enumerate(PROMPTS)])
     return [outcome.of(i) for i in range(len(PROMPTS))]
-
-
-def num_differing(found: list[list[int]], model: Any) -> int:
-    """How many tokens are not the model's best after those before them."""
-    logits, count = logits_of(model), 0
-    for tokens, prompt in zip(found, PROMPTS, strict=True):
-        best = logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :].argmax(axis=1)
-        count += int((best != tokens).sum())
-    return count
-
-
-def shaken(model: nn.Module) -> nn.Module:
-    """The model with every matrix off by a part in 1,024, as the conformance kit allows stored weights to be."""
-    model, random = copy.deepcopy(model), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(1 + 2.0**-10 * (torch.rand(parameter.shape, generator=random) * 2 - 1))
-    return model
 
 
 def served(assembled: Assembled, scheme: str) -> set[str]:
@@ -158,7 +84,7 @@ def test_tokens_are_those_of_what_the_file_means(
     assert ways, "no linear has the format's scheme"
     found, model = generated(assembled), load_plain(checkpoint.meant)
     if ways == {"emulated"}:
-        assert num_differing(found, emulated(model, FORMATS[form], checkpoint.input_max)) <= FLIPPED
+        assert num_differing(found, PROMPTS, emulated(model, FORMATS[form], checkpoint.input_max)) <= FLIPPED
         return
     reference = hf_reference(model)
     if "native" in ways:  # activations in 16-bit codes: the error is what that does to weights
@@ -170,7 +96,7 @@ def test_tokens_are_those_of_what_the_file_means(
 def test_a_forgotten_rounding_would_be_seen(written: Callable[[str, str], Quantized]) -> None:
     checkpoint = written("qwen2", "fp8-static")
     found = generated(start(checkpoint.path, "reference"))
-    assert num_differing(found, load_plain(checkpoint.meant).double()) > 3 * FLIPPED
+    assert num_differing(found, PROMPTS, load_plain(checkpoint.meant).double()) > 3 * FLIPPED
 
 
 @pytest.mark.parametrize(
