@@ -11,7 +11,7 @@ from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights
 from tenon_platforms.torch_dtypes import to_torch
 
-from ...cases import quantized, specs
+from ...cases import specs
 from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
 from ...cases.weights import exact_linear, exact_weight, generator, stored_linear, stored_part
 from ...compare import assert_equal
@@ -20,6 +20,7 @@ from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.rounding import Bounded
+from .activations import given
 from .running import bind, check_rows, weight_error
 
 FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
@@ -36,7 +37,7 @@ def merged_linear(subject: Subject, profile: Profile, case: Case) -> None:
 
     def run(draw: RowsDraw) -> None:
         x = values((draw.tokens, spec.in_features), draw, to_torch(spec.dtype), large=large)
-        x, seen = quantized.given(spec.schemes, x, draw.seed)
+        x, seen = given(spec.schemes, x, draw.seed)
         truth = layers.biased(seen, (weight, stored.bias, lost), spec.dtype)
         check_rows(subject, kernel, draw, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
 
