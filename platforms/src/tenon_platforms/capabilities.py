@@ -41,7 +41,15 @@ class Capabilities:
 
     dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
     kv_dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-    schemes: dict[str, str] = field(default_factory=lambda: {"dense-*": "native", "gguf-*": "dequantize"})
+    schemes: dict[str, str] = field(
+        default_factory=lambda: {
+            "dense-*": "native",
+            "gguf-*": "dequantize",
+            "fp8-*": "dequantize",
+            "int8-*": "dequantize",
+            "int4-*": "dequantize",
+        }
+    )
     index_dtype: DType = DType.INT32
     executable: ExecutableKind = ExecutableKind.EAGER
     determinism: Determinism = Determinism.RUN
