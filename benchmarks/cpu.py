@@ -1,6 +1,7 @@
 """Tenon's CPU platform and its peers on one GGUF checkpoint, interleaved in one process; medians and ratios.
 
     python benchmarks/cpu.py MODEL.gguf [--json] [--threads 2] [--decode 127] [--hf float32,bfloat16] [--llamacpp]
+    python benchmarks/cpu.py MODEL.gguf --kernels torch,native --hf "" --cases many
 
 Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 concurrent requests of 128 tokens in and 128
 out, prompt time included. Tenon computes in float32. With `--decode N` below 127 only N tokens are decoded and the
@@ -37,14 +38,15 @@ Prompts = list[list[int]]
 
 
 class Tenon:
-    """The engine in this process. `gguf` and `weights` are the platform's options."""
+    """The engine in this process. `gguf`, `weights` and `kernels` are the platform's options."""
 
-    def __init__(self, path: Path, *, threads: int, gguf: str, weights: str) -> None:
-        self.name = f"tenon gguf={gguf} weights={weights}"
+    def __init__(self, path: Path, *, threads: int, gguf: str, weights: str, kernels: str) -> None:
+        self.name = f"tenon gguf={gguf} weights={weights} kernels={kernels}"
         config = EngineConfig.from_flat(
             model=str(path), max_num_seqs=CONCURRENT, max_model_len=1024, num_blocks=CONCURRENT * 16 + 1
         )
-        sockets = Sockets.open(CPUPlatform({"threads": threads, "gguf": gguf, "weights": weights}))
+        options = {"threads": threads, "gguf": gguf, "weights": weights, "kernels": kernels}
+        sockets = Sockets.open(CPUPlatform(options))
         opened = open_model(config)
         self.assembled = load(config, sockets, opened, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32)
         self._next = 0
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--hf", default="float32,bfloat16", help="Transformers' dtypes, comma-separated; empty: none")
     parser.add_argument("--tenon", default="auto:auto", help="gguf:weights options, comma-separated pairs")
+    parser.add_argument("--kernels", default="auto", help="cpu.kernels of every pair, comma-separated")
     parser.add_argument("--llamacpp", action="store_true", help="llama.cpp too (cpu_llamacpp.py says how)")
     parser.add_argument("--cases", default="prefill,one,many", help="which cases, comma-separated")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
@@ -169,7 +172,11 @@ def main() -> None:
     Stopwatch.clock = staticmethod(CLOCKS[args.clock])
     cases = frozenset(args.cases.split(","))
     pairs = [pair.split(":") for pair in args.tenon.split(",")]
-    engines: list[Any] = [Tenon(args.model, threads=args.threads, gguf=gguf, weights=kept) for gguf, kept in pairs]
+    engines: list[Any] = [
+        Tenon(args.model, threads=args.threads, gguf=gguf, weights=kept, kernels=kernels)
+        for kernels in args.kernels.split(",")
+        for gguf, kept in pairs
+    ]
     engines += [Transformers(args.model, dtype=dtype) for dtype in args.hf.split(",") if dtype]
     if args.llamacpp:
         from cpu_llamacpp import LlamaCpp
