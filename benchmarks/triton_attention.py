@@ -103,7 +103,10 @@ def spec_of(model: str, **fields: Any) -> AttentionSpec:
 def facts() -> DeviceFacts:
     held = torch.cuda.get_device_properties(0)
     return DeviceFacts(
-        compute_units=held.multi_processor_count, shared_bytes=held.shared_memory_per_block_optin, fp8=held.major >= 9
+        compute_units=held.multi_processor_count,
+        shared_bytes=held.shared_memory_per_block_optin,
+        fp8=held.major >= 9,
+        warpgroups=held.major == 9,
     )
 
 
@@ -134,6 +137,9 @@ class Bench:
             for part in cache.split(max(1, 2**28 // cache[0].numel())):
                 part.copy_(torch.randn(part.shape, generator=generator, device="cuda", dtype=torch.float16))
             cache[0] = 0
+            for row, length in enumerate(lengths):  # what nobody has written yet
+                if length % page:
+                    cache[table[row, blocks[row] - 1], :, :, length % page :] = float("nan")
         tokens, heads, dim = sum(counts), spec.num_heads, spec.head_dim
         self.queries = [
             torch.randn(tokens, heads, dim, generator=generator, device="cuda").to(torch.bfloat16)
@@ -268,11 +274,13 @@ def check(results: list[Row]) -> bool:
                     backend = bench.backend(None)
                     decode = replace(backend.configs.decode, join=join, tail=not join)
                     backend.configs = replace(backend.configs, decode=decode)
+                    backend.warpgroups = join
                     worst = max(float((bench.run_layer(backend).float() - wanted).abs().max()) for _ in range(3))
                     bound = 0.02 * max(1.0, float(wanted.abs().max()) / 2)
                     right &= worst < bound
                     mark = "" if worst < bound else "   WRONG"
-                    print(f"{name:24}{label:16}{page:5}{worst:12.5f}{bound:9.3f}{' two launches' * (not join)}{mark}")
+                    way = "" if join else " two launches, no warp groups"
+                    print(f"{name:24}{label:16}{page:5}{worst:12.5f}{bound:9.3f}{way}{mark}")
                     results.append({"kind": "check", "name": name, "batch": label, "error": worst, "bound": bound})
     right &= check_replay(results)
     return right
@@ -338,13 +346,16 @@ def prefill_configs(base: TileConfig, quick: bool) -> Iterator[tuple[str, TileCo
                         yield name, replace(base, block_rows=rows, tile=tile, warps=warps, stages=stages)
 
 
-def configs_of(shape: Shape, quick: bool) -> list[tuple[str, AttentionConfigs]]:
+def configs_of(shape: Shape, quick: bool, defaults: bool = False) -> list[tuple[str, AttentionConfigs]]:
     spec = spec_of(shape.model)
     base = attention_configs(spec.head_dim, spec.num_heads // spec.num_kv_heads, 2, 2, facts())
     found = [("default", base)]
+    if defaults:
+        return found if shape.is_decode else [*found, ("plain default", base)]
     if shape.is_decode:
         found += [(name, replace(base, decode=one)) for name, one in decode_configs(base.decode, quick)]
     else:
+        found.append(("plain default", base))
         found += [(name, replace(base, long=one)) for name, one in prefill_configs(base.long, quick)]
     return found
 
@@ -386,11 +397,14 @@ def measure(shapes: list[Shape], quick: bool, limits: argparse.Namespace, result
             print("out of time: the rest is left out")
             return
         bench = Bench(spec_of(shape.model), shape.rows)
-        wanted = bench.run_layer(bench.backend(None)).float()
+        plain = bench.backend(None)
+        plain.warpgroups = False
+        wanted = bench.run_layer(plain).float()
         lines = []
-        for name, configs in configs_of(shape, quick):
+        for name, configs in configs_of(shape, quick, limits.defaults):
             try:
                 backend = bench.backend(configs)
+                backend.warpgroups = name == "default"
                 plan = backend.plan(bench.batch)
                 error = float((bench.run_layer(backend).float() - wanted).abs().max())
                 took = bench.microseconds(partial(bench.run_planned, backend, plan))
@@ -434,7 +448,9 @@ def report(
     sizes = f"{bench.layers} layers, {bench.bytes / 1e6:.1f} MB, {bench.flops / 1e9:.1f} GFLOP each"
     print(f"\n{shape.model}  {shape.name}  ({sizes})")
     ordered = sorted(lines)
-    shown = ordered[:6] + [line for line in ordered[6:] if line[1] in ("default", "torch SDPA", "join", "tail")]
+    shown = ordered[:6] + [
+        line for line in ordered[6:] if line[1] in ("default", "plain default", "torch SDPA", "join", "tail")
+    ]
     for took, name, error in shown:
         rate, part = share(took)
         wrong = "" if error < 0.03 else f"   DIFFERS by {error:.3f}"
@@ -468,6 +484,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="check,decode,prefill")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and configurations")
+    parser.add_argument("--defaults", action="store_true", help="only the table's configurations")
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--json", type=Path)
@@ -486,7 +503,7 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {facts()}")
     results: list[Row] = []
     timed = [kind for kind in kinds if kind != "check"]
-    if timed and given.jobs > 1:
+    if timed and given.jobs > 1 and not given.defaults:
         compile_all(timed, given.quick, given.jobs)
     right = check(results) if "check" in kinds else True
     if "decode" in kinds:

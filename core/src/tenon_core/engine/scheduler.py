@@ -212,7 +212,7 @@ class DefaultScheduler:
         start, end = int(table.num_computed[row]), int(table.num_tokens[row])
         count = min(end - start, budget, self._limits.fixed_chunk or budget)
         is_last = start + count == end
-        self._memory.pass_window(row)
+        self._memory.pass_window(row, sequence.num_published if self._memory.prefix_cache.enabled else None)
         forks = len(sequence.siblings) * self._memory.num_groups if is_last else 0
         if not self._memory.grow(row, start + count, spare=forks):
             return None

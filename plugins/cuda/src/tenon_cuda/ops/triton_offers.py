@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PRIORITY = 10
 ASYNC_COPIES_FROM = (8, 0)
+WARPGROUPS = (9, 0)  # its successors have other products
 DEFAULT_SHARED_BYTES = 48 << 10  # where torch does not tell: what every card grants
 
 
@@ -38,6 +39,7 @@ def device_facts(device: Device, arch: Arch) -> DeviceFacts:
         warp_size=32,
         fp8=arch.has_fp8,
         async_copies=(arch.major, arch.minor) >= ASYNC_COPIES_FROM,
+        warpgroups=(arch.major, arch.minor) == WARPGROUPS,
     )
 
 

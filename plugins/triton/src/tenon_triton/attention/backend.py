@@ -20,7 +20,7 @@ from tenon_platforms.torch_dtypes import to_torch
 from ..facts import DeviceFacts
 from . import kv_cache
 from .configs import AttentionConfigs, attention_configs, max_parts
-from .launch import Context, Workspace, launch_decode, launch_prefill
+from .launch import Context, Workspace, launch_decode, launch_prefill, launch_warpgroups, takes_warpgroups
 
 if TYPE_CHECKING:
     from tenon_platforms.device import Device
@@ -73,6 +73,7 @@ class TritonAttention(AttentionBackend):
         self.device = device
         self.facts = facts
         self.batch_invariant = batch_invariant
+        self.warpgroups = not batch_invariant
         self.layout = kv_cache.kv_layout(spec.num_kv_heads, spec.head_dim, spec.kv_dtype, kernel_block, preferred_block)
         self.group = spec.num_heads // spec.num_kv_heads
         self.configs = configs or attention_configs(
@@ -162,19 +163,15 @@ class TritonAttention(AttentionBackend):
             )
         rest = plan.num_rows - plan.num_decodes
         if rest > 0:
+            first_row, num_tokens = plan.num_decodes, plan.num_tokens - plan.num_decodes
             is_short = plan.longest * self.group <= SHORT_QUERY_ROWS and not self.batch_invariant
-            launch_prefill(
-                output,
-                query,
-                inputs.cache,
-                inputs.sinks,
-                plan.context,
-                rest,
-                plan.num_decodes,
-                plan.num_tokens - plan.num_decodes,
-                spec,
-                self.configs.short if is_short else self.configs.long,
-            )
+            if self.warpgroups and not is_short and takes_warpgroups(spec, plan.context.block_size, self.facts):
+                launch_warpgroups(output, query, inputs.cache, plan.context, rest, first_row, num_tokens, spec)
+            else:
+                config = self.configs.short if is_short else self.configs.long
+                launch_prefill(
+                    output, query, inputs.cache, inputs.sinks, plan.context, rest, first_row, num_tokens, spec, config
+                )
         return output
 
 
