@@ -1,8 +1,8 @@
 """Memory that is read whole every step: packed weights and the KV cache, in pages of 2 MiB where the system has them.
 
 With pages of 4 KiB a step looks up tens of thousands of them, which costs as much as reading them. Weights are smaller
-than a large page, so they lie one after the other in slabs; a slab goes with the last tensor in it. Fresh memory is zero,
-and what is never touched is never there.
+than a large page, so they lie one after the other in slabs; a slab goes with the last tensor in it. Fresh memory is
+zero, and what is never touched is never there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import mmap
 import threading
 import weakref
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -59,8 +60,6 @@ def _reserve(size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)
     reserved = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a kernel without them
             reserved.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            pass
     return reserved
