@@ -26,12 +26,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "platforms" / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugins" / "triton" / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugins" / "cuda" / "src"))
 
 import numpy as np
 import torch
 import torch.nn.attention
 from torch import Tensor
 
+from tenon_cuda.capabilities import Arch
+from tenon_cuda.ops.warpgroups import WarpgroupPrompts
 from tenon_platforms.batch import AttentionBatch, GQAInputs, HostBatch
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
@@ -42,6 +45,7 @@ from tenon_triton.attention.configs import attention_configs
 from tenon_triton.facts import DeviceFacts
 
 PAGE = 64
+LONG_PROMPTS = WarpgroupPrompts(Arch(*torch.cuda.get_device_capability())) if torch.cuda.is_available() else None
 COLD_BYTES = 400 * 2**20  # of KV a graph walks through: several times the last-level cache
 HEADS = {"llama-8b": (32, 8, 128), "qwen3-0.6b": (16, 8, 128)}
 Row = dict[str, Any]
@@ -106,7 +110,6 @@ def facts() -> DeviceFacts:
         compute_units=held.multi_processor_count,
         shared_bytes=held.shared_memory_per_block_optin,
         fp8=held.major >= 9,
-        warpgroups=held.major == 9,
     )
 
 
@@ -274,7 +277,7 @@ def check(results: list[Row]) -> bool:
                     backend = bench.backend(None)
                     decode = replace(backend.configs.decode, join=join, tail=not join)
                     backend.configs = replace(backend.configs, decode=decode)
-                    backend.warpgroups = join
+                    backend.long_prompts = LONG_PROMPTS if join else None
                     worst = max(float((bench.run_layer(backend).float() - wanted).abs().max()) for _ in range(3))
                     bound = 0.02 * max(1.0, float(wanted.abs().max()) / 2)
                     right &= worst < bound
@@ -398,13 +401,12 @@ def measure(shapes: list[Shape], quick: bool, limits: argparse.Namespace, result
             return
         bench = Bench(spec_of(shape.model), shape.rows)
         plain = bench.backend(None)
-        plain.warpgroups = False
         wanted = bench.run_layer(plain).float()
         lines = []
         for name, configs in configs_of(shape, quick, limits.defaults):
             try:
                 backend = bench.backend(configs)
-                backend.warpgroups = name == "default"
+                backend.long_prompts = LONG_PROMPTS if name == "default" else None
                 plan = backend.plan(bench.batch)
                 error = float((bench.run_layer(backend).float() - wanted).abs().max())
                 took = bench.microseconds(partial(bench.run_planned, backend, plan))

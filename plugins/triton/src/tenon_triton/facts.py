@@ -10,8 +10,7 @@ class DeviceFacts:
     """compute_units: multiprocessors, compute units or Xe cores. shared_bytes: fast memory one program may use.
 
     warp_size: lanes of a warp, wavefront or sub-group. fp8: whether e4m3 loads and conversions compile for it.
-    async_copies: whether loads can be in flight without registers, so that deep pipelines pay. warpgroups: whether it
-    has products of warp groups (wgmma) and bulk tensor copies, which `attention.warpgroups` is written for.
+    async_copies: whether loads can be in flight without registers, so that deep pipelines pay.
     """
 
     compute_units: int
@@ -19,4 +18,3 @@ class DeviceFacts:
     warp_size: int = 32
     fp8: bool = True
     async_copies: bool = True
-    warpgroups: bool = False

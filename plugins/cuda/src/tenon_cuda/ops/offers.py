@@ -15,6 +15,7 @@ from tenon_platforms.ops.table import OpTable
 
 from ..options import CUDAOptions
 from . import fp8, linear
+from .warpgroups import WarpgroupPrompts
 
 if TYPE_CHECKING:
     from tenon_platforms.device import Device
@@ -43,4 +44,6 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
             f"tenon-triton does not load: {error}",
             remedy="reinstall tenon-triton and a triton that fits torch, or pass --platform-opt cuda.kernels=torch",
         ) from error
-    triton_offers.register(table, device, triton_offers.device_facts(device, arch), settings)
+    facts = triton_offers.device_facts(device, arch)
+    prompts = WarpgroupPrompts(arch)
+    triton_offers.register(table, device, facts, settings, long_prompts=prompts)

@@ -23,10 +23,10 @@ from ..options import CUDAOptions
 
 if TYPE_CHECKING:
     from tenon_platforms.device import Device
+    from tenon_triton.attention.long_prompts import LongPrompts
 
 PRIORITY = 10
 ASYNC_COPIES_FROM = (8, 0)
-WARPGROUPS = (9, 0)  # its successors have other products
 DEFAULT_SHARED_BYTES = 48 << 10  # where torch does not tell: what every card grants
 
 
@@ -39,11 +39,17 @@ def device_facts(device: Device, arch: Arch) -> DeviceFacts:
         warp_size=32,
         fp8=arch.has_fp8,
         async_copies=(arch.major, arch.minor) >= ASYNC_COPIES_FROM,
-        warpgroups=(arch.major, arch.minor) == WARPGROUPS,
     )
 
 
-def register(table: OpTable, device: Device, facts: DeviceFacts, settings: CUDAOptions) -> None:
+def register(
+    table: OpTable,
+    device: Device,
+    facts: DeviceFacts,
+    settings: CUDAOptions,
+    *,
+    long_prompts: LongPrompts | None = None,
+) -> None:
     """Offer them all. Raises `PluginError` where an offer's name is taken."""
     head = LinearPolicy(
         float8=facts.fp8, shared_bytes=facts.shared_bytes
@@ -51,7 +57,9 @@ def register(table: OpTable, device: Device, facts: DeviceFacts, settings: CUDAO
     layers = replace(head, online_float8=settings.quantize == "fp8")
 
     def paged(spec: AttentionSpec) -> Kernel | No:
-        return attention.paged_attention(spec, device, facts, batch_invariant=table.batch_invariant)
+        return attention.paged_attention(
+            spec, device, facts, batch_invariant=table.batch_invariant, long_prompts=long_prompts
+        )
 
     table.offer(AttentionSpec, "triton.paged", paged, features=attention.FEATURES, priority=PRIORITY)
     offers.register(table, layers, head=head, priority=PRIORITY)

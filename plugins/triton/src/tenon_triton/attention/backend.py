@@ -20,11 +20,13 @@ from tenon_platforms.torch_dtypes import to_torch
 from ..facts import DeviceFacts
 from . import kv_cache
 from .configs import AttentionConfigs, attention_configs, max_parts
-from .launch import Context, Workspace, launch_decode, launch_prefill, launch_warpgroups, takes_warpgroups
+from .launch import Context, Workspace, launch_decode, launch_prefill
 
 if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_platforms.ops.attention import AttentionSpec
+
+    from .long_prompts import LongPrompts
 
 KERNEL_BLOCK = 16
 PREFERRED_BLOCK = 64
@@ -68,12 +70,13 @@ class TritonAttention(AttentionBackend):
         kernel_block: int = KERNEL_BLOCK,
         preferred_block: int = PREFERRED_BLOCK,
         configs: AttentionConfigs | None = None,
+        long_prompts: LongPrompts | None = None,
     ) -> None:
         self.spec = spec
         self.device = device
         self.facts = facts
         self.batch_invariant = batch_invariant
-        self.warpgroups = not batch_invariant
+        self.long_prompts = None if batch_invariant else long_prompts
         self.layout = kv_cache.kv_layout(spec.num_kv_heads, spec.head_dim, spec.kv_dtype, kernel_block, preferred_block)
         self.group = spec.num_heads // spec.num_kv_heads
         self.configs = configs or attention_configs(
@@ -165,8 +168,9 @@ class TritonAttention(AttentionBackend):
         if rest > 0:
             first_row, num_tokens = plan.num_decodes, plan.num_tokens - plan.num_decodes
             is_short = plan.longest * self.group <= SHORT_QUERY_ROWS and not self.batch_invariant
-            if self.warpgroups and not is_short and takes_warpgroups(spec, plan.context.block_size, self.facts):
-                launch_warpgroups(output, query, inputs.cache, plan.context, rest, first_row, num_tokens, spec)
+            long = None if is_short else self.long_prompts
+            if long is not None and long.takes(spec, plan.context.block_size):
+                long.launch(output, query, inputs.cache, plan.context, rest, first_row, num_tokens, spec)
             else:
                 config = self.configs.short if is_short else self.configs.long
                 launch_prefill(

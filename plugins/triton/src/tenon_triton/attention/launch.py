@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 from dataclasses import dataclass
-from functools import cache as cached
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 
 from .. import early
-from ..facts import DeviceFacts
 from .configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power, padded_dim
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel
-from .tile import LOG2_E
-
-WARPGROUP_REGISTERS = 168  # of a thread in 12 warps: what the fetching warps leave goes to the two attending groups
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,83 +86,6 @@ def launch_prefill(
         num_warps=config.warps,
         num_stages=config.stages,
     )
-
-
-def launch_warpgroups(
-    output: Tensor,
-    query: Tensor,
-    cache: Tensor,
-    context: Context,
-    num_rows: int,
-    first_row: int,
-    num_tokens: int,
-    spec: AttentionSpec,
-) -> None:
-    """As `launch_prefill`, for what `takes_warpgroups` says yes to."""
-    from .warpgroups import HALF, LINES, PAGE, warpgroup_prefill_kernel  # not every Triton and device has it
-
-    group = spec.num_heads // spec.num_kv_heads
-    grid = (spec.num_kv_heads, num_tokens // (2 * LINES.value // group) + num_rows)
-    warpgroup_prefill_kernel[grid](
-        output,
-        query,
-        _lines_of(cache, PAGE.value, HALF.value),
-        context.block_table,
-        context.rows,
-        context.query_starts,
-        context.seq_lens,
-        first_row,
-        num_rows,
-        context.block_table.stride(0),
-        query.stride(0),
-        query.stride(1),
-        output.stride(0),
-        spec.scale * LOG2_E.value,
-        NUM_KV_HEADS=spec.num_kv_heads,
-        GROUP=group,
-        CAUSAL=spec.causal,
-        num_warps=4,
-        maxnreg=WARPGROUP_REGISTERS,
-    )
-
-
-def takes_warpgroups(spec: AttentionSpec, block_size: int, facts: DeviceFacts) -> bool:
-    """Whether `attention.warpgroups` computes this, on this device, with this version of Triton."""
-    group = spec.num_heads // spec.num_kv_heads
-    return (
-        facts.warpgroups
-        and has_warpgroups()
-        and spec.head_dim == 128
-        and spec.dtype in (DType.BFLOAT16, DType.FLOAT16)
-        and spec.kv_dtype == spec.dtype
-        and block_size == 64
-        and group <= 64
-        and group & (group - 1) == 0
-        and spec.sliding_window == 0
-        and spec.soft_cap == 0
-        and not spec.sinks
-    )
-
-
-@cached
-def has_warpgroups() -> bool:
-    """Whether this version of Triton has the language that the kernel is written in; it is an experiment of theirs."""
-    try:
-        importlib.import_module("tenon_triton.attention.warpgroups")
-    except (ImportError, AttributeError, TypeError) as error:
-        logger.info("attention: prompts go through the plain kernel, since this Triton lacks warp groups: %s", error)
-        return False
-    return True
-
-
-def _lines_of(cache: Tensor, page: int, half: int) -> Any:
-    """A descriptor of the cache's lines [blocks * 2 * kv heads * page, head_dim], fetched in boxes [page, half]."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    lines = cache.view(-1, cache.shape[-1])
-    return TensorDescriptor(lines, list(lines.shape), list(lines.stride()), [page, half], layout)
 
 
 def launch_decode(

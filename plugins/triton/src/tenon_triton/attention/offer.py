@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_platforms.ops.attention import AttentionSpec
 
+    from .long_prompts import LongPrompts
+
 FEATURES = frozenset({"attention.sliding_window", "attention.soft_cap", "attention.sinks", "attention.bidirectional"})
 DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
 MAX_HEAD_DIM = 256
@@ -34,6 +36,7 @@ def paged_attention(
     kernel_block: int = KERNEL_BLOCK,
     preferred_block: int = PREFERRED_BLOCK,
     configs: AttentionConfigs | None = None,
+    long_prompts: LongPrompts | None = None,
 ) -> Kernel | No:
     """A kernel with its backend, or why not. kernel_block: 16, 32 or 64 tokens; preferred_block: a multiple of it."""
     refused = _refusal(spec, facts, kernel_block)
@@ -47,6 +50,7 @@ def paged_attention(
         kernel_block=kernel_block,
         preferred_block=preferred_block,
         configs=configs,
+        long_prompts=long_prompts,
     )
     flags = KernelFlags(batch_invariant=batch_invariant, workspace_bytes=backend.workspace_bytes)
     return attention_kernel("triton.paged", backend, flags=flags)

@@ -8,11 +8,14 @@ keys and values, two attend with half of the lines each.
     attend    the other 64 lines, not in step: one group's softmax hides in the other's products
 
 The order of work within a partition is that of FlashAttention-3 (Shah et al., 2024). Plain attention only: what has a
-window, a soft cap or sinks, other head sizes, block sizes or types of cache takes `prefill.py`.
+window, a soft cap or sinks, other head sizes, block sizes or types of cache takes `tenon_triton.attention.prefill`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,18 +25,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 LINES = gl.constexpr(64)  # of one attending partition: rows of a product
 HALF = gl.constexpr(64)  # of a head, the width of one swizzled panel of shared memory
 PAGE = gl.constexpr(64)  # tokens of a block
 TILE = gl.constexpr(2 * PAGE)  # tokens at a time: two blocks
 STAGES = gl.constexpr(2)  # tiles of keys, and of values, in flight
+BLOCK_LINES = 2 * LINES.value  # of a program
 TILE_BYTES = gl.constexpr(TILE * 2 * HALF * 2)
+
+
+def lines_of(cache: Tensor) -> Any:
+    """A descriptor of the cache's lines [blocks * 2 * kv heads * PAGE, 2 * HALF], fetched in boxes [PAGE, HALF]."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    lines = cache.view(-1, cache.shape[-1])
+    return TensorDescriptor(lines, list(lines.shape), list(lines.stride()), [PAGE.value, HALF.value], layout)
 
 
 @gluon.jit
 def row_of_block(query_starts, base, block, num_rows, BLOCK_TOKENS: gl.constexpr):
-    """As `prefill.row_of_block`: the row whose tokens block `block` holds."""
+    """As `tenon_triton.attention.prefill.row_of_block`: the row whose tokens block `block` holds."""
     low = 0
     high = num_rows
     while low < high:

@@ -1,0 +1,99 @@
+"""Prompts on Hopper: which go through `warpgroup_kernel`, and its launch. The kernel is imported with the first one.
+
+The language it is written in is an experiment of Triton's: a version without it takes the plain kernel, and says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tenon_platforms.dtypes import DType
+from tenon_platforms.ops.attention import AttentionSpec
+
+from ..capabilities import Arch
+
+if TYPE_CHECKING:
+    from tenon_triton.attention.launch import Context
+
+ARCH = Arch(9, 0)  # its successors have other products
+REGISTERS = 168  # of a thread in 12 warps: what the fetching warps leave goes to the two attending groups
+PAGE, HEAD_DIM = 64, 128  # what the kernel is written for
+WIDEST_GROUP = 64
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class WarpgroupPrompts:
+    """`tenon_triton.attention.LongPrompts` for one architecture."""
+
+    arch: Arch
+    _kernel: Any = field(default=None, init=False)
+    _is_missing: bool = field(default=False, init=False)
+
+    def takes(self, spec: AttentionSpec, block_size: int) -> bool:
+        """Whether the kernel computes this here."""
+        group = spec.num_heads // spec.num_kv_heads
+        return (
+            self.arch == ARCH
+            and spec.head_dim == HEAD_DIM
+            and spec.dtype in (DType.BFLOAT16, DType.FLOAT16)
+            and spec.kv_dtype == spec.dtype
+            and block_size == PAGE
+            and group <= WIDEST_GROUP
+            and group & (group - 1) == 0
+            and spec.sliding_window == 0
+            and spec.soft_cap == 0
+            and not spec.sinks
+            and self._has_kernel()
+        )
+
+    def launch(
+        self,
+        output: Tensor,
+        query: Tensor,
+        cache: Tensor,
+        context: Context,
+        num_rows: int,
+        first_row: int,
+        num_tokens: int,
+        spec: AttentionSpec,
+    ) -> None:
+        """Rows [first_row, first_row + num_rows), which hold at most `num_tokens` tokens together, into `output`."""
+        group = spec.num_heads // spec.num_kv_heads
+        grid = (spec.num_kv_heads, num_tokens // (self._kernel.BLOCK_LINES // group) + num_rows)
+        self._kernel.warpgroup_prefill_kernel[grid](
+            output,
+            query,
+            self._kernel.lines_of(cache),
+            context.block_table,
+            context.rows,
+            context.query_starts,
+            context.seq_lens,
+            first_row,
+            num_rows,
+            context.block_table.stride(0),
+            query.stride(0),
+            query.stride(1),
+            output.stride(0),
+            spec.scale * math.log2(math.e),
+            NUM_KV_HEADS=spec.num_kv_heads,
+            GROUP=group,
+            CAUSAL=spec.causal,
+            num_warps=4,
+            maxnreg=REGISTERS,
+        )
+
+    def _has_kernel(self) -> bool:
+        if self._kernel is None and not self._is_missing:
+            try:
+                self._kernel = importlib.import_module("tenon_cuda.ops.warpgroup_kernel")
+            except (ImportError, AttributeError, TypeError) as error:
+                self._is_missing = True
+                logger.info("prompts go through the plain attention kernel: this Triton has no warp groups (%s)", error)
+        return self._kernel is not None

@@ -1,0 +1,45 @@
+"""Compiles the prompt kernel of Hopper ahead of time, no device needed, and prints its fast memory and what it spills.
+
+A process of its own, since the interpreter of other tests and the compiler exclude each other.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import triton
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "triton" / "tests" / "ops"))
+
+from ahead_of_time import source_of, spills, target_of
+from kernels_to_compile import Entry
+
+from tenon_cuda.ops.warpgroup_kernel import warpgroup_prefill_kernel
+from tenon_cuda.ops.warpgroups import REGISTERS
+
+
+def entry(dtype: str, group: int, *, causal: bool) -> Entry:
+    """What is launched for a model of such heads."""
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    tensor, i32 = f"*{dtype}", "*i32"
+    arguments = {
+        "output": tensor, "query": tensor, "pages": f"tensordesc<{dtype}[64,64],{layout!r}>", "block_table": i32,
+        "rows": i32, "query_starts": i32, "seq_lens": i32, "first_row": "i32", "num_rows": "i32", "table_stride": "i32",
+        "query_token_stride": "i32", "query_head_stride": "i32", "output_token_stride": "i32", "factor": "fp32",
+        "NUM_KV_HEADS": 8, "GROUP": group, "CAUSAL": causal,
+    }  # fmt: skip
+    return Entry(kernel=warpgroup_prefill_kernel, arguments=arguments, registers=REGISTERS)
+
+
+def main() -> None:
+    """A line a kernel; raises where one does not compile."""
+    for name, one in {"bf16": entry("bf16", 4, causal=True), "fp16": entry("fp16", 1, causal=False)}.items():
+        compiled = triton.compile(source_of(one, early=False), target=target_of("cuda:90"), options=one.options)
+        products = compiled.asm["ptx"].count("wgmma.mma_async")
+        print(f"{name} shared={compiled.metadata.shared} spills={spills(compiled)} products={products}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
