@@ -18,10 +18,11 @@ from tenon_platforms.ops.linear_reference import quantize_fp8
 from tenon_platforms.ops.mlp import ActivationMulSpec, GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.rope import RopeScaling, RopeSpec
 from tenon_platforms.ops.rope_reference import rope_table
 from tenon_platforms.ops.table import OpTable
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, NormedWeights
 from tenon_platforms.torch_dtypes import to_torch
 
 pytestmark = pytest.mark.unit
@@ -200,6 +201,24 @@ def test_gated_mlp(activation: str) -> None:
         )
     )
     close(kernel.run(x, weights), _gated(wide(x), gate, up, down, activation), DType.FLOAT32, units=200)
+
+
+def test_add_rms_norm_then_reads_the_norm_of_the_sum() -> None:
+    hidden, out = 20, 12
+    x, residual, norm, weight = (
+        random(i, *shape) for i, shape in enumerate(((5, hidden),) * 2 + ((hidden,), (out, hidden)))
+    )
+    linear = MergedLinearSpec(
+        in_features=hidden, parts=(LinearPart(name="p", out_features=out, scheme=DENSE),), dtype=DType.FLOAT32
+    )
+    add = AddRMSNormSpec(norm=RMSNormSpec(hidden=hidden, eps=1e-5, dtype=DType.FLOAT32))
+    kernel = table().choose(AddRMSNormThenSpec(norm=add, then=linear))
+    held = kernel.bind(NormedWeights(norm=norm, then=LinearWeights(parts=({"weight": weight},))))
+    y, total = kernel.run(x, residual, held)
+    whole = wide(x) + wide(residual)
+    rows = whole / np.sqrt((whole**2).mean(-1, keepdims=True) + 1e-5) * wide(norm)
+    close(total, whole, DType.FLOAT32)
+    close(y, rows @ wide(weight).T, DType.FLOAT32, units=200)
 
 
 @pytest.mark.parametrize("invariant", [False, True])

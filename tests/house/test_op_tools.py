@@ -122,7 +122,7 @@ def test_a_wrong_kernel_fails_where_it_is_wrong(site: Path, recorded: Path) -> N
     done = replay(site, "faulty", recorded)
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-2000:]
     failed = {line.split("[")[1].split("-")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")}
-    assert failed == {"merged_linear", "gated_mlp"}
+    assert failed == {"merged_linear", "gated_mlp", "add_rms_norm_then"}
     assert "the formula allows" in done.stdout
 
 

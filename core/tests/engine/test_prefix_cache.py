@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from driver import drive, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from null_engine import WINDOWED, null_engine
 
 from tenon_core.engine.block_allocator import NULL_BLOCK, LRUBlockAllocator
 from tenon_core.engine.prefix_cache import PrefixCache, chain, group_hash, root_hash
@@ -90,3 +92,12 @@ def test_a_disabled_cache_finds_and_publishes_nothing() -> None:
     cache.publish(cache.allocator.allocate(2), hashes[0])
     assert cache.lookup(hashes, 9) == [[], []]
     assert cache.allocator.find(group_hash(hashes[0], 0)) is None
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_block_that_a_window_passes_while_its_step_is_in_flight_is_found_later(is_async: bool) -> None:
+    """Chunks of 13 with blocks of 16: the third chunk begins behind the window of a block that nobody knows of yet."""
+    built = null_engine(WINDOWED, is_async=is_async, block_size=16, num_blocks=100, max_num_batched_tokens=13)
+    for number in (1, 2):
+        drive(built.engine, [request(number, list(range(27)), max_tokens=2)])
+    assert built.engine.stats().num_prefix_hits == 16

@@ -57,7 +57,8 @@ class KVMemory:
     def blocks_for(self, num_tokens: int) -> int:
         """Most blocks that a sequence of `num_tokens` holds at once, over all groups.
 
-        A windowed group holds its window and the chunk being computed.
+        A windowed group holds its window and the chunk being computed; for as long as a chunk before it has not
+        landed, that one too, and waits for it where there is no room for both.
         """
         size = self.block_size
         whole = -(-num_tokens // size)
@@ -116,8 +117,11 @@ class KVMemory:
         self._capacity[lucky] += self.block_size
         return unlucky
 
-    def pass_window(self, row: int) -> None:
-        """Release the blocks that no token from `num_computed` on can see."""
+    def pass_window(self, row: int, num_published: int | None = None) -> None:
+        """Release the blocks that no token from `num_computed` on can see.
+
+        num_published: none after so many, which the prefix cache does not know of yet: their step has not landed.
+        """
         position = int(self.table.num_computed[row])
         for group, window in enumerate(self.windows):
             if not window:
@@ -125,6 +129,8 @@ class KVMemory:
             first = max(position - window + 1, 0) // self.block_size
             known = int(self._first[group, row])
             first = min(first, int(self.table.num_blocks[row]))
+            if num_published is not None:
+                first = min(first, num_published)
             if first > known:
                 passed = self.table.block_tables[group, row, known:first]
                 self.allocator.release(passed.tolist())

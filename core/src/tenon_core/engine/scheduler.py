@@ -212,7 +212,7 @@ class DefaultScheduler:
         start, end = int(table.num_computed[row]), int(table.num_tokens[row])
         count = min(end - start, budget, self._limits.fixed_chunk or budget)
         is_last = start + count == end
-        self._memory.pass_window(row)
+        self._memory.pass_window(row, sequence.num_published if self._memory.prefix_cache.enabled else None)
         forks = len(sequence.siblings) * self._memory.num_groups if is_last else 0
         if not self._memory.grow(row, start + count, spare=forks):
             return None
@@ -305,7 +305,7 @@ class DefaultScheduler:
         table.has_stop_ids[row] = bool(params.stop_token_ids)
         table.wants_logprobs[row] = params.logprobs is not None
         table.is_beam[row] = sequence.beams is not None
-        table.has_grammar[row] = params.structured_outputs is not None
+        table.has_grammar[row] = params.needs_mask
         return row
 
     def _cached_prefix(self, sequence: Sequence) -> list[list[int]]:

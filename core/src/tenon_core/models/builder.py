@@ -26,12 +26,21 @@ from tenon_platforms.ops.mlp import GatedMLPSpec, MLPSpec
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.pooling import MeanPoolSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec
 from tenon_platforms.ops.rope_reference import rope_table
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import OpTable
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MLPWeights, MoEWeights, NormWeights, PartTensors
+from tenon_platforms.ops.weights import (
+    GatedMLPWeights,
+    LinearWeights,
+    MLPWeights,
+    MoEWeights,
+    NormedWeights,
+    NormWeights,
+    PartTensors,
+)
 from tenon_platforms.torch_dtypes import to_torch
 
 from .family import WeightNames
@@ -45,6 +54,7 @@ from .model import (
     InputEmbedding,
     LayerGroup,
     Model,
+    NormThen,
     PoolingHead,
 )
 from .weights import WeightReader
@@ -109,32 +119,50 @@ class ModelBuilder:
 
     def _layer(self, index: int, group: LayerGroup) -> BuiltLayer:
         layer, names = self.spec.layers[index], self.names.at(index)
-        pre_mixer: Bound | FirstNorm | AddThenNorm
-        if index:
-            pre_mixer = self._add_norm(layer.pre_mixer, names.pre_mixer)
-        elif self.spec.post_norm:
-            pre_mixer = self._add_norm(layer.pre_mixer, names.first_norm)
-        else:
-            pre_mixer = FirstNorm(norm=self._norm(layer.pre_mixer, names.pre_mixer))
         return BuiltLayer(
+            qkv=self._qkv(index, layer, names),
             mixer=self._attention(index, layer, names, group),
             ffn=self._ffn(layer, names),
-            pre_mixer=pre_mixer,
-            pre_ffn=self._add_norm(layer.pre_ffn, names.pre_ffn),
             post_mixer=None if layer.post_mixer is None else self._norm(layer.post_mixer, names.post_mixer),
             post_ffn=None if layer.post_ffn is None else self._norm(layer.post_ffn, names.post_ffn),
         )
 
-    def _attention(self, index: int, layer: Layer, names: WeightNames, group: LayerGroup) -> AttentionBlock:
+    def _qkv(self, index: int, layer: Layer, names: WeightNames) -> Bound | NormThen:
         mixer, dim = layer.mixer, layer.mixer.head_dim
         query, keys = mixer.num_heads * dim, mixer.num_kv_heads * dim
-        qkv = self._linear(
+        spec, weights = self._linear_weights(
             self.spec.hidden,
             (("q", names.q, query), ("k", names.k, keys), ("v", names.v, keys)),
             shard="out",
             unit=dim,
             bias=mixer.qkv_bias,
         )
+        if index:
+            return self._normed(layer.pre_mixer, names.pre_mixer, spec, weights, "q")
+        norm: Bound | FirstNorm | AddThenNorm
+        if self.spec.post_norm:
+            norm = self._add_norm(layer.pre_mixer, names.first_norm)
+        else:
+            norm = FirstNorm(norm=self._norm(layer.pre_mixer, names.pre_mixer))
+        return NormThen(norm=norm, then=self._bind(spec, weights, "q"))
+
+    def _normed(
+        self,
+        norm: NormSpec,
+        name: str,
+        then: MergedLinearSpec | GatedMLPSpec,
+        weights: LinearWeights | GatedMLPWeights,
+        use: str,
+    ) -> Bound | NormThen:
+        """The norm called `name` and the op that reads its rows, as one op where the norm has one."""
+        if self.spec.post_norm:
+            return NormThen(norm=self._add_norm(norm, name), then=self._bind(then, weights, use))
+        spec = AddRMSNormThenSpec(norm=AddRMSNormSpec(norm=self._rms_spec(norm, self.spec.hidden)), then=then)
+        return self._bind(spec, NormedWeights(norm=self._norm_weight(name), then=weights), use)
+
+    def _attention(self, index: int, layer: Layer, names: WeightNames, group: LayerGroup) -> AttentionBlock:
+        mixer, dim = layer.mixer, layer.mixer.head_dim
+        query = mixer.num_heads * dim
         out = self._linear(query, (("out", names.out, self.spec.hidden),), shard="in", unit=dim, bias=mixer.out_bias)
         norm = None if mixer.qk_norm is None else self._rms_spec(mixer.qk_norm, dim)
         dtype = to_torch(self.dtype)
@@ -155,7 +183,6 @@ class ModelBuilder:
             layer=index,
             group=group.index,
             backend=group.backend,
-            qkv=qkv,
             out=out,
             rope_write=write,
             cos_sin=self._rope(mixer.rope),
@@ -164,11 +191,12 @@ class ModelBuilder:
             sinks=self.reader.dense(names.sinks, (mixer.num_heads,), torch.float32) if mixer.sinks else None,
         )
 
-    def _ffn(self, layer: Layer, names: WeightNames) -> Bound:
+    def _ffn(self, layer: Layer, names: WeightNames) -> Bound | NormThen:
         ffn = layer.ffn
-        if isinstance(ffn, MLP):
-            return self._mlp(ffn, names)
-        return self._gated_mlp(ffn, names) if isinstance(ffn, GatedMLP) else self._moe(ffn, names)
+        if isinstance(ffn, GatedMLP):
+            return self._normed(layer.pre_ffn, names.pre_ffn, *self._gated_mlp(ffn, names), names.gate)
+        then = self._mlp(ffn, names) if isinstance(ffn, MLP) else self._moe(ffn, names)
+        return NormThen(norm=self._add_norm(layer.pre_ffn, names.pre_ffn), then=then)
 
     def _mlp(self, ffn: MLP, names: WeightNames) -> Bound:
         hidden, width = self.spec.hidden, ffn.intermediate
@@ -177,14 +205,14 @@ class ModelBuilder:
         spec = MLPSpec(up=up, down=down, activation=ffn.activation)
         return self._bind(spec, MLPWeights(up=first, down=last), names.mlp_up)
 
-    def _gated_mlp(self, ffn: GatedMLP, names: WeightNames) -> Bound:
+    def _gated_mlp(self, ffn: GatedMLP, names: WeightNames) -> tuple[GatedMLPSpec, GatedMLPWeights]:
         hidden, width = self.spec.hidden, ffn.intermediate
         gate_up, merged = self._linear_weights(
             hidden, (("gate", names.gate, width), ("up", names.up, width)), shard="out", unit=1, bias=False
         )
         down, last = self._linear_weights(width, (("down", names.down, hidden),), shard="in", unit=1, bias=False)
         spec = GatedMLPSpec(gate_up=gate_up, down=down, activation=ffn.activation)
-        return self._bind(spec, GatedMLPWeights(gate_up=merged, down=last), names.gate)
+        return spec, GatedMLPWeights(gate_up=merged, down=last)
 
     def _moe(self, ffn: MoE, names: WeightNames) -> Bound:
         hidden, width = self.spec.hidden, ffn.intermediate

@@ -55,12 +55,11 @@ class Bound:
 
 @dataclass(slots=True, kw_only=True)
 class AttentionBlock:
-    """The attention mixer of one layer."""
+    """The attention mixer of one layer, after its product of queries, keys and values."""
 
     layer: int
     group: int
     backend: AttentionBackend
-    qkv: Bound
     out: Bound
     rope_write: Kernel
     cos_sin: Tensor | None
@@ -68,10 +67,11 @@ class AttentionBlock:
     k_norm: Tensor | None
     sinks: Tensor | None
 
-    def __call__(self, x: Tensor, context: StepContext) -> Tensor:
+    def __call__(self, qkv: Tensor, context: StepContext) -> Tensor:
+        """[tokens, hidden] of qkv [tokens, (heads + 2 * kv heads) * head_dim]."""
         cache = context.caches[self.layer]
         query = self.rope_write.run(
-            self.qkv(x),
+            qkv,
             context.positions,
             self.cos_sin,
             self.q_norm,
@@ -147,23 +147,33 @@ class FirstNorm:
 
 
 @dataclass(slots=True, kw_only=True)
-class BuiltLayer:
-    """One residual layer. `pre_*` add the branch before them to the residual, then normalize the sum."""
+class NormThen:
+    """A norm and what reads its rows, where no composite op is both: (then(norm), residual)."""
 
+    norm: Bound | FirstNorm | AddThenNorm
+    then: Bound
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, residual = self.norm(x, residual)
+        return self.then(x), residual
+
+
+@dataclass(slots=True, kw_only=True)
+class BuiltLayer:
+    """One residual layer. `qkv` and `ffn` add the branch before them to the residual and read the sum's norm."""
+
+    qkv: Bound | NormThen
     mixer: AttentionBlock
-    ffn: Bound
-    pre_mixer: Bound | FirstNorm | AddThenNorm
-    pre_ffn: Bound | AddThenNorm
+    ffn: Bound | NormThen
     post_mixer: Bound | None
     post_ffn: Bound | None
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor]:
-        x, residual = self.pre_mixer(x, residual)
+        x, residual = self.qkv(x, residual)
         x = self.mixer(x, context)
         if self.post_mixer is not None:
             x = self.post_mixer(x)
-        x, residual = self.pre_ffn(x, residual)
-        x = self.ffn(x)
+        x, residual = self.ffn(x, residual)
         if self.post_ffn is not None:
             x = self.post_ffn(x)
         return x, residual

@@ -24,6 +24,7 @@ def _here(target: str, *, composite: bool = False) -> Reference:
 REFERENCES: dict[str, Reference] = {
     "rms_norm": _here("norm_reference:rms_norm"),
     "add_rms_norm": _here("norm_reference:add_rms_norm", composite=True),
+    "add_rms_norm_then": _here("normed_reference:add_rms_norm_then", composite=True),
     "layer_norm": _here("norm_reference:layer_norm"),
     "merged_linear": _here("linear_reference:merged_linear"),
     "embedding": _here("embedding_reference:embedding"),

@@ -32,6 +32,14 @@ class GatedMLPWeights:
 
 
 @dataclass(slots=True, kw_only=True)
+class NormedWeights:
+    """Of a norm and the op that reads its rows. norm: [hidden]."""
+
+    norm: Tensor
+    then: LinearWeights | GatedMLPWeights
+
+
+@dataclass(slots=True, kw_only=True)
 class MoEWeights:
     """Of an MoE layer. router: [experts, hidden]; gate, up, down: tensors with a leading expert axis."""
 

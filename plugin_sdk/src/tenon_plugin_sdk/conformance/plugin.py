@@ -161,13 +161,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     for run in config.stash[RUNS].values():
         if not run.results.entries:
+            if run.subject.error is not None:
+                terminalreporter.section(f"conformance of {run.results.platform}")
+                terminalreporter.write_line(f"the platform does not open:\n{run.subject.error}")
             continue
+        run.results.whole = _is_whole(config)
         run.results.finish(run.subject, seconds=time.time() - run.started)
         terminalreporter.section(f"conformance of {run.results.platform}, {run.results.profile} profile")
         for line in table_lines(run.results, run.levels):
             terminalreporter.write_line(line)
         _write_reports(config, run, terminalreporter)
-        if _is_whole(config):
+        if run.results.whole:
             keep(run.results, run.subject)
 
 

@@ -22,6 +22,7 @@ from kernels_to_compile import Entry
 from tenon_triton.attention import kv_cache
 from tenon_triton.attention.configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, attention_configs, next_power
 from tenon_triton.attention.decode import decode_kernel, join_kernel
+from tenon_triton.attention.launch import WARPGROUP_REGISTERS
 from tenon_triton.attention.prefill import prefill_kernel
 from tenon_triton.facts import DeviceFacts
 
@@ -114,6 +115,23 @@ def entries(
     )  # fmt: skip
 
 
+def warpgroups(dtype: str, group: int) -> Entry:
+    """Long prompts on a device with warp-group products."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    from tenon_triton.attention.warpgroups import warpgroup_prefill_kernel
+
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    tensor, i32 = f"*{dtype}", "*i32"
+    arguments = {
+        "output": tensor, "query": tensor, "pages": f"tensordesc<{dtype}[64,64],{layout!r}>", "block_table": i32,
+        "rows": i32, "query_starts": i32, "seq_lens": i32, "first_row": "i32", "num_rows": "i32", "table_stride": "i32",
+        "query_token_stride": "i32", "query_head_stride": "i32", "output_token_stride": "i32", "factor": "fp32",
+        "NUM_KV_HEADS": 8, "GROUP": group, "CAUSAL": True,
+    }  # fmt: skip
+    return Entry(kernel=warpgroup_prefill_kernel, arguments=arguments, registers=WARPGROUP_REGISTERS)
+
+
 def all_entries(target: str) -> dict[str, Entry]:
     """What is compiled for a target: models' shapes, and each option once."""
     found: dict[str, Entry] = {}
@@ -130,6 +148,8 @@ def all_entries(target: str) -> dict[str, Entry]:
     ):
         if arguments[4] != "fp8e4nv" or target not in NO_FP8:
             found.update(entries(target, *arguments, **options))
+    if target == "cuda:90":
+        found["warpgroups llama"], found["warpgroups half"] = warpgroups("bf16", 4), warpgroups("fp16", 1)
     return found
 
 
@@ -139,10 +159,9 @@ def main(target_name: str, names: list[str]) -> int:
     for name, entry in all_entries(target_name).items():
         if names and name not in names:
             continue
-        options = {"num_warps": entry.warps, "num_stages": entry.stages}
         try:
             source = source_of(entry, early=has_early_launch(target_name))
-            compiled = triton.compile(source, target=target, options=options)
+            compiled = triton.compile(source, target=target, options=entry.options)
         except Exception as error:  # noqa: BLE001  the caller reads which kernel failed
             print(f"{name} FAILED: {error.__cause__ or error}", flush=True)
             failed = True

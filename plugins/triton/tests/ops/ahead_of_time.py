@@ -18,6 +18,7 @@ import triton
 from kernels_to_compile import KERNELS, Entry
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from tenon_triton.early import FIRST_ARCH
 
@@ -50,7 +51,8 @@ def source_of(entry: Entry, *, early: bool) -> ASTSource:
         signature[name] = value
         if (value.startswith("*") or value == "i32") and name not in unspecialized:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(fn=entry.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    make = GluonASTSource if isinstance(entry.kernel, GluonJITFunction) else ASTSource
+    return make(fn=entry.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
 def spills(compiled: Any) -> str:
@@ -75,10 +77,9 @@ def main(target_name: str, names: list[str]) -> int:
     for name, entry in KERNELS.items():
         if (names and name not in names) or not entry.fits(target_name):
             continue
-        options = {"num_warps": entry.warps, "num_stages": entry.stages}
         source = source_of(entry, early=has_early_launch(target_name))
         try:
-            compiled = triton.compile(source, target=target, options=options)
+            compiled = triton.compile(source, target=target, options=entry.options)
         except Exception as error:  # noqa: BLE001  the caller reads which kernel failed
             print(f"{name} FAILED: {error.__cause__ or error}", flush=True)
             failed = True

@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenon_triton.ops import blocks, choose, cut, experts, float8, gemv, logprobs, mlp, norm, rope_kv, rows, tiles
+from tenon_triton.ops import (
+    blocks,
+    choose,
+    cut,
+    experts,
+    float8,
+    gemv,
+    layer_norm,
+    logprobs,
+    mlp,
+    norm,
+    rope_kv,
+    rows,
+    tiles,
+)
 
 BF16, F32, I32, FP8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 OLD = ("cuda:80",)  # no FP8 there
@@ -14,14 +28,24 @@ NO_E4M3FN = ("cuda:80", "hip:gfx942")  # another FP8 of four exponent bits, or n
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """kernel: the jitted function; arguments: a type or a constant each; without: targets that lack what it needs."""
+    """kernel: the jitted function; arguments: a type or a constant each; without: targets that lack what it needs.
+
+    registers: the most of a thread, 0: the compiler's choice.
+    """
 
     kernel: Any
     arguments: dict[str, Any]
     warps: int = 4
     stages: int = 3
+    registers: int = 0
     without: tuple[str, ...] = ()
     quick: bool = field(default=True)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the kernel is compiled with."""
+        found = {"num_warps": self.warps, "num_stages": self.stages}
+        return {**found, "maxnreg": self.registers} if self.registers else found
 
     def fits(self, target: str) -> bool:
         """Whether it can be compiled for the target."""
@@ -179,6 +203,19 @@ KERNELS: dict[str, Entry] = {
         without=NO_E4M3FN,
     ),
     "norm": Entry(kernel=norm._norm_rows, arguments=_norm(), warps=16),
+    "layer norm": Entry(
+        kernel=layer_norm._layer_norm_rows,
+        arguments={
+            "x": BF16,
+            "weight": BF16,
+            "bias": BF16,
+            "y": BF16,
+            "hidden": "i32",
+            "x_stride": "i32",
+            "eps": "fp32",
+            "BLOCK": 1024,
+        },
+    ),
     "norm wide": Entry(kernel=norm._norm_rows, arguments=_norm(WHOLE=False, BLOCK=16384, OFFSET=1.0), warps=16),
     "norm float8": Entry(
         kernel=norm._norm_rows,

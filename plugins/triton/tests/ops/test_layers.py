@@ -13,16 +13,17 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.linear_reference import quantize_fp8
 from tenon_platforms.ops.mlp import ActivationMulSpec
-from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeSpec
 from tenon_platforms.ops.rope_reference import qk_norm_rope_kv_write as reference_rope
 from tenon_platforms.ops.rope_reference import rope_table
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import OpTable
+from tenon_platforms.ops.weights import NormWeights
 from tenon_platforms.shapes import ShapeKey
 from tenon_triton.attention.kv_cache import LAYOUT_ID
-from tenon_triton.ops import float8, mlp, norm, rope_kv, rows
+from tenon_triton.ops import float8, layer_norm, mlp, norm, rope_kv, rows
 
 pytestmark = pytest.mark.unit
 ANY = settings(max_examples=8, deadline=None)
@@ -62,6 +63,18 @@ def test_norms(tokens: int, hidden: int, offset: float, size: float, dtype: torc
     wanted, wanted_total = reference_of(both).run(x, more, weight)
     assert torch.equal(total, wanted_total)
     steps_apart(y, wanted)
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+@pytest.mark.parametrize("hidden", [1, 127, 384])
+def test_layer_norms(hidden: int, dtype: torch.dtype) -> None:
+    spec = LayerNormSpec(hidden=hidden, eps=1e-5, dtype=TYPES[dtype])
+    weights = NormWeights(weight=torch.randn(hidden).to(dtype), bias=torch.randn(hidden).to(dtype))
+    for tokens in (0, 1, 5):
+        x = torch.randn(tokens, hidden).to(dtype) * 3 + 7
+        steps_apart(made(layer_norm.layer_norm(spec)).run(x, weights), reference_of(spec).run(x, weights))
+    across = torch.randn(hidden, 4).to(dtype).T  # rows that are not contiguous
+    steps_apart(made(layer_norm.layer_norm(spec)).run(across, weights), reference_of(spec).run(across, weights))
 
 
 def test_norms_wider_than_a_block_and_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,16 @@ from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.linear import Dense, FP8Channel, LinearPart, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.linear_reference import quantize_fp8
 from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.quantized import FP8Static
 from tenon_platforms.ops.table import OpTable
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, PartTensors
-from tenon_triton.ops import linear
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, NormedWeights, PartTensors
+from tenon_triton.ops import linear, normed
 from tenon_triton.ops.gated_mlp import gated_mlp
-from tenon_triton.ops.linear import LinearPolicy, Weight
+from tenon_triton.ops.linear import LinearPolicy, Weight, merged_linear
 from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, Rule, Tiles, Way
+from tenon_triton.ops.norm import add_rms_norm, add_rms_norm_float8
 from tenon_triton.ops.offers import register
 
 pytestmark = pytest.mark.unit
@@ -168,3 +171,47 @@ def test_offers_serve_without_the_reference() -> None:
 def test_what_it_refuses() -> None:
     found = linear.merged_linear(spec_of(8, {"p": 8}, FULL, DType.FLOAT64), LinearPolicy())
     assert "float64" in str(found)
+
+
+@pytest.mark.parametrize("way", [LIBRARY, Gemv(rows=1, block=64), Tiles(m=16, n=32, k=32, splits=1), WAYS[6]])
+@pytest.mark.parametrize("ffn", [False, True])
+def test_a_norm_hands_its_rows_over_as_the_product_reads_them(
+    way: Way, ffn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantized in the norm's launch where they are multiplied in FP8, and nowhere else: the parts' result."""
+    torch.manual_seed(0)
+    hidden, policy = 64, one_way(way, float8=True)
+    if ffn:
+        product: MergedLinearSpec | GatedMLPSpec = GatedMLPSpec(
+            gate_up=spec_of(hidden, {"gate": 48, "up": 48}, FP8Channel(), DType.FLOAT32),
+            down=spec_of(48, {"down": hidden}, FP8Channel(), DType.FLOAT32),
+            activation="silu",
+        )
+        stored: LinearWeights | GatedMLPWeights = GatedMLPWeights(
+            gate_up=LinearWeights(parts=tuple(part(48, hidden, FP8Channel()) for _ in range(2))),
+            down=LinearWeights(parts=(part(hidden, 48, FP8Channel()),)),
+        )
+    else:
+        product = spec_of(hidden, {"q": 32, "k": 16}, FP8Channel(), DType.FLOAT32)
+        stored = LinearWeights(parts=(part(32, hidden, FP8Channel()), part(16, hidden, FP8Channel())))
+    add = AddRMSNormSpec(norm=RMSNormSpec(hidden=hidden, eps=1e-5, dtype=DType.FLOAT32))
+    x, residual, gain = torch.randn(3, hidden), torch.randn(3, hidden), torch.rand(hidden) + 0.5
+    quantized: list[int] = []
+    monkeypatch.setattr(
+        normed, "add_rms_norm_float8", lambda *given: (quantized.append(1), add_rms_norm_float8(*given))[1]
+    )
+    kernel = made(normed.add_rms_norm_then(AddRMSNormThenSpec(norm=add, then=product), policy))
+    held = kernel.bind(NormedWeights(norm=gain, then=stored))
+    y, total = kernel.run(x, residual, held)
+    parts = made(gated_mlp(product, policy) if isinstance(product, GatedMLPSpec) else merged_linear(product, policy))
+    rows, wanted_total = made(add_rms_norm(add)).run(x, residual, gain)
+    assert torch.equal(total, wanted_total)
+    assert error(y, parts.run(rows, parts.bind(stored))) < 0.02  # a tie may round another way
+    first = held[1][0] if ffn else held[1]
+    assert bool(quantized) == (not policy.keeps(3, first))
+
+
+def test_a_norm_before_a_dense_product_stays_two_ops() -> None:
+    add = AddRMSNormSpec(norm=RMSNormSpec(hidden=64, eps=1e-5, dtype=DType.FLOAT32))
+    spec = AddRMSNormThenSpec(norm=add, then=spec_of(64, {"q": 32}, FULL, DType.FLOAT32))
+    assert isinstance(normed.add_rms_norm_then(spec, one_way(LIBRARY, float8=True)), No)

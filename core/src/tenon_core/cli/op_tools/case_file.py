@@ -4,7 +4,8 @@
       {"id": "rms_norm-0", "spec": {"spec": "RMSNormSpec", ...},   as Spec.to_dict
        "inputs": {"x": "3"},                        argument -> name of a tensor
        "weights": {"tensor": "4"} | {"part": {NAME: "5"}} | {"linear": {"parts": [...], "bias": ...}} |
-                  {"gated_mlp": {"gate_up": ..., "down": ...}} | {"moe": {"router": ..., "gate": ..., ...}} | null,
+                  {"gated_mlp": {"gate_up": ..., "down": ...}} | {"normed": {"norm": ..., "then": ...}} |
+                  {"moe": {"router": ..., "gate": ..., ...}} | null,
        "attention": spec or null,                   of a KV write: whose cache it writes
        "rows": [[tokens before, tokens now], ...]}  of attention: `context.i` holds row i's blocks in canonical form
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.spec import Spec
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, NormedWeights
 from tenon_platforms.version import contract_version_text
 
 FORMAT = 1
@@ -97,6 +98,8 @@ def _weights(weights: Any, tensors: _Tensors) -> dict[str, Any]:
         return {"linear": {"parts": [_weights(part, tensors) for part in weights.parts], "bias": bias}}
     if isinstance(weights, GatedMLPWeights):
         return {"gated_mlp": {name: _weights(getattr(weights, name), tensors) for name in ("gate_up", "down")}}
+    if isinstance(weights, NormedWeights):
+        return {"normed": {"norm": tensors.add(weights.norm), "then": _weights(weights.then, tensors)}}
     assert isinstance(weights, MoEWeights), f"no stored form of {type(weights).__name__}"
     experts = {name: _weights(getattr(weights, name), tensors) for name in ("gate", "up", "down")}
     return {"moe": {"router": tensors.add(weights.router), **experts}}
@@ -117,5 +120,7 @@ def _leaves(value: Any) -> Iterator[Tensor]:
         yield from () if value.bias is None else (value.bias,)
     elif isinstance(value, GatedMLPWeights):
         yield from (*_leaves(value.gate_up), *_leaves(value.down))
+    elif isinstance(value, NormedWeights):
+        yield from (value.norm, *_leaves(value.then))
     elif isinstance(value, MoEWeights):
         yield from (value.router, *_leaves(value.gate), *_leaves(value.up), *_leaves(value.down))

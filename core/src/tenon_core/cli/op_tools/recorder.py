@@ -17,6 +17,7 @@ WEIGHTS = "(weights)"
 ARGUMENTS: dict[str, tuple[str | None, ...]] = {
     "rms_norm": ("x", WEIGHTS),
     "add_rms_norm": ("x", "residual", WEIGHTS),
+    "add_rms_norm_then": ("x", "residual", WEIGHTS),
     "merged_linear": ("x", WEIGHTS),
     "embedding": ("token_ids", WEIGHTS),
     "activation_mul": ("x",),

@@ -15,6 +15,7 @@ from tenon_platforms.ops.linear import Dense, FP8Channel, GGUFBlocks, LinearPart
 from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec, GatedMLPSpec, MLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.pooling import MeanPoolSpec
 from tenon_platforms.ops.quantized import FP8Block, FP8Static, Int8Channel, IntGroups
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeScaling, RopeSpec
@@ -136,6 +137,20 @@ def gated_mlps(capabilities: Capabilities) -> Iterator[Case]:
                 activation=name,
             )
             yield Case(id=f"{dtype}-{name}", value=spec)
+
+
+def normed(capabilities: Capabilities) -> Iterator[Case]:
+    """A norm and what reads its rows: a merged linear and a feed-forward, in every claimed scheme of dense shapes."""
+    for dtype in claimed(capabilities):
+        norm = AddRMSNormSpec(norm=RMSNormSpec(hidden=64, eps=1e-5, dtype=dtype))
+        for case in linears(capabilities, wide=False):
+            linear: MergedLinearSpec = case.value
+            if linear.in_features == 64 and linear.dtype == dtype:
+                yield Case(id=case.id, value=AddRMSNormThenSpec(norm=norm, then=linear))
+        for case in gated_mlps(capabilities):
+            ffn: GatedMLPSpec = case.value
+            if ffn.gate_up.in_features == 64 and ffn.down.dtype == dtype:
+                yield Case(id=f"{case.id}-ffn", value=AddRMSNormThenSpec(norm=norm, then=ffn))
 
 
 def layer_norms(dtypes: Iterable[DType]) -> Iterator[Case]:

@@ -74,6 +74,7 @@ def replay(subject: Subject, profile: Profile, case: Case) -> None:
         ours = MiniStep.make(subject, model, MAX_BLOCKS, lambda: None)
         twin = MiniStep.make(subject, model, MAX_BLOCKS, subject.device.synchronize)
         executable = execution.executable(ours, name="step")
+        _check_claim(executable.kind, subject.capabilities.executable)
         _check_capturable(executable.kind, model, key)
         inputs = KeyedInputs(subject=subject, step=ours, key=key)
         others = KeyedInputs(subject=subject, step=twin, key=key)
@@ -123,6 +124,12 @@ def _same(found: Tensor, want: Tensor, subject: Subject, model: MiniModel, dtype
     gap = (found.double() - want.double()).abs().nan_to_num(nan=0.0)
     if bool((found.isnan() != want.isnan()).any()) or bool((gap > 64 * unit(dtype) * (size + 1)).any()):
         raise ConformanceError(f"{what}: differs by up to {float(gap.max()):.3g} from eager")
+
+
+def _check_claim(kind: ExecutableKind, claimed: ExecutableKind) -> None:
+    """A device that compiles its steps must say so: at start-up kernels are refused by the claim alone."""
+    if (kind is ExecutableKind.TRACE) != (claimed is ExecutableKind.TRACE):
+        raise ConformanceError(f"executables are of kind {kind.value}, capabilities say {claimed.value}")
 
 
 def _check_capturable(kind: ExecutableKind, model: MiniModel, key: ShapeKey) -> None:

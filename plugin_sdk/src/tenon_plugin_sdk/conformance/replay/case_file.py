@@ -23,7 +23,7 @@ import tenon_platforms.ops as contract_ops
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.spec import Spec
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, NormedWeights
 
 FORMAT = 1
 KEY = "tenon_op_cases"
@@ -153,6 +153,8 @@ def _weights(tree: dict[str, Any], held: Any) -> Any:
         return LinearWeights(parts=tuple(_weights(part, held) for part in value["parts"]), bias=bias)
     if kind == "gated_mlp":
         return GatedMLPWeights(**{name: _weights(part, held) for name, part in value.items()})
+    if kind == "normed":
+        return NormedWeights(norm=held.get_tensor(value["norm"]), then=_weights(value["then"], held))
     if kind == "moe":
         experts = {name: _weights(value[name], held) for name in ("gate", "up", "down")}
         return MoEWeights(router=held.get_tensor(value["router"]), **experts)

@@ -17,6 +17,7 @@ from .case_file import RecordedCase
 REPLAYS: dict[str, Callable[[Subject, RecordedCase], None]] = {
     "rms_norm": products.rms_norm,
     "add_rms_norm": products.add_rms_norm,
+    "add_rms_norm_then": products.add_rms_norm_then,
     "merged_linear": products.merged_linear,
     "embedding": products.embedding,
     "activation_mul": products.activation_mul,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.quantized_reference import ROUNDING
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights
 
 from ..cases.weights import exact_linear, exact_weight
 from ..levels.l2.running import bind, weight_error
@@ -39,9 +42,7 @@ def add_rms_norm(subject: Subject, case: RecordedCase) -> None:
     spec: Any = case.spec
     assert isinstance(spec, AddRMSNormSpec)
     norm, x = spec.norm, case.inputs
-    total = Bounded.exact(x["x"]).plus(Bounded.exact(x["residual"]))
-    weight = case.weights.double()
-    truth = layers.rms_norm(total.rounded(unit(norm.dtype)), weight, norm.eps, norm.weight_offset, norm.dtype)
+    truth, total = _normed(spec, x, case.weights)
     kernel = subject.choose(spec)
     held = bind(subject, kernel, case.weights, spec.op)
     call_rows(
@@ -53,15 +54,56 @@ def add_rms_norm(subject: Subject, case: RecordedCase) -> None:
     )
 
 
+def add_rms_norm_then(subject: Subject, case: RecordedCase) -> None:
+    spec: Any = case.spec
+    assert isinstance(spec, AddRMSNormThenSpec)
+    dtype, stored = spec.norm.norm.dtype, case.weights
+    rows, total = _normed(spec.norm, case.inputs, stored.norm)
+    rows, then = rows.rounded(unit(dtype)), spec.then
+    truth = _ffn(then, stored.then, rows) if isinstance(then, GatedMLPSpec) else _linear(then, stored.then, rows)
+    kernel = subject.choose(spec)
+    held = bind(subject, kernel, stored, spec.op)
+    call_rows(
+        subject,
+        kernel,
+        case.inputs,
+        lambda t: kernel.run(t["x"], t["residual"], held),
+        [("y", truth, dtype), ("sum", total, dtype)],
+    )
+
+
+def _normed(spec: AddRMSNormSpec, given: Mapping[str, Tensor], weight: Tensor) -> tuple[Bounded, Bounded]:
+    """(normalized rows, sum), neither rounded yet."""
+    norm, total = spec.norm, Bounded.exact(given["x"]).plus(Bounded.exact(given["residual"]))
+    rounded = total.rounded(unit(norm.dtype))
+    return layers.rms_norm(rounded, weight.double(), norm.eps, norm.weight_offset, norm.dtype), total
+
+
+def _linear(spec: MergedLinearSpec, stored: LinearWeights, x: Bounded) -> Bounded:
+    _no_rounding(spec)
+    lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
+    return layers.biased(x, (exact_linear(spec, stored), stored.bias, lost), spec.dtype)
+
+
+def _ffn(spec: GatedMLPSpec, stored: GatedMLPWeights, x: Bounded) -> Bounded:
+    _no_rounding(spec.gate_up, spec.down)
+    dtype = spec.down.dtype
+    return layers.gated_mlp(
+        x,
+        exact_linear(spec.gate_up, stored.gate_up),
+        exact_linear(spec.down, stored.down),
+        spec.activation,
+        dtype,
+        weight_error=max(weight_error(scheme, dtype) for scheme in spec.gate_up.schemes),
+        down_error=max(weight_error(scheme, dtype) for scheme in spec.down.schemes),
+    )
+
+
 def merged_linear(subject: Subject, case: RecordedCase) -> None:
     spec: Any = case.spec
     assert isinstance(spec, MergedLinearSpec)
-    _no_rounding(spec)
     stored, x = case.weights, case.inputs["x"]
-    lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
-    truth = layers.matmul(Bounded.exact(x), exact_linear(spec, stored), lost)
-    if stored.bias is not None:
-        truth = truth.rounded(unit(spec.dtype)).plus(Bounded.exact(stored.bias.expand(len(x), -1)))
+    truth = _linear(spec, stored, Bounded.exact(x))
     kernel = subject.choose(spec)
     held = bind(subject, kernel, stored, spec.op)
     call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
@@ -85,17 +127,8 @@ def embedding(subject: Subject, case: RecordedCase) -> None:
 def gated_mlp(subject: Subject, case: RecordedCase) -> None:
     spec: Any = case.spec
     assert isinstance(spec, GatedMLPSpec)
-    _no_rounding(spec.gate_up, spec.down)
     dtype, x = spec.down.dtype, case.inputs["x"]
-    truth = layers.gated_mlp(
-        Bounded.exact(x),
-        exact_linear(spec.gate_up, case.weights.gate_up),
-        exact_linear(spec.down, case.weights.down),
-        spec.activation,
-        dtype,
-        weight_error=max(weight_error(scheme, dtype) for scheme in spec.gate_up.schemes),
-        down_error=max(weight_error(scheme, dtype) for scheme in spec.down.schemes),
-    )
+    truth = _ffn(spec, case.weights, Bounded.exact(x))
     kernel = subject.choose(spec)
     held = bind(subject, kernel, case.weights, spec.op)
     call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, dtype)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..facts import DeviceFacts
 
-MIN_ROWS = 16  # of a product's left side
+MIN_ROWS = 16  # of a product's left side, and elements of its sums
 MAX_PARTS = 128
 JOIN_ELEMENTS = 4096  # values that a program joins at a time
 CACHE_LINE = 128  # bytes
@@ -66,11 +66,16 @@ def next_power(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
+def padded_dim(head_dim: int) -> int:
+    """Elements of a head as kernels hold it: a power of two that products take."""
+    return max(MIN_ROWS, next_power(head_dim))
+
+
 def attention_configs(
     head_dim: int, group: int, kv_bytes: int, query_bytes: int, facts: DeviceFacts
 ) -> AttentionConfigs:
     """The table, fitted to the device."""
-    padded = next_power(head_dim)
+    padded = padded_dim(head_dim)
     token_bytes = 2 * padded * kv_bytes  # a key and a value
     rows = max(MIN_ROWS, next_power(group))
     if query_bytes == 4:  # exact float32 products run without matrix units

@@ -16,11 +16,12 @@ from tenon_platforms.ops.attention import AttentionSpec
 
 from .. import early
 from ..facts import DeviceFacts
-from .configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power
+from .configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power, padded_dim
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel
 from .tile import LOG2_E
 
+WARPGROUP_REGISTERS = 168  # of a thread in 12 warps: what the fetching warps leave goes to the two attending groups
 logger = logging.getLogger(__name__)
 
 
@@ -83,7 +84,7 @@ def launch_prefill(
         NUM_KV_HEADS=spec.num_kv_heads,
         GROUP=group,
         DIM=spec.head_dim,
-        DIM_PAD=next_power(spec.head_dim),
+        DIM_PAD=padded_dim(spec.head_dim),
         PAGE=context.block_size,
         TILE=config.tile,
         BLOCK_ROWS=config.block_rows,
@@ -131,7 +132,7 @@ def launch_warpgroups(
         GROUP=group,
         CAUSAL=spec.causal,
         num_warps=4,
-        maxnreg=168,  # of 12 warps: what is left over goes to the two attending groups
+        maxnreg=WARPGROUP_REGISTERS,
     )
 
 
@@ -188,7 +189,7 @@ def launch_decode(
 ) -> None:
     """The first `num_rows` rows, whose tokens are the first of `query`, in at most `parts` parts each."""
     group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
-    padded, lines = next_power(dim), next_power(group)
+    padded, lines = padded_dim(dim), next_power(group)
     min_tiles = -(-config.min_tokens // config.tile)
     options = {"num_warps": config.warps, "num_stages": config.stages, **early.options()}
     decode_kernel[(spec.num_kv_heads, num_rows, parts)](

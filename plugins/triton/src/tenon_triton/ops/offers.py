@@ -9,13 +9,14 @@ from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import ActivationMulSpec, GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
-from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
+from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
 
-from . import blocks, gated_mlp, linear, logprobs, mlp, moe, norm, rope_kv, rows, sampling
+from . import blocks, gated_mlp, layer_norm, linear, logprobs, mlp, moe, norm, normed, rope_kv, rows, sampling
 from .linear import LinearPolicy
 
 NORM = {"rms_norm.weight_offset"}
@@ -40,12 +41,17 @@ def register(table: OpTable, policy: LinearPolicy, *, head: LinearPolicy | None 
     def blocks_of(spec: MergedLinearSpec) -> Kernel | No:
         return blocks.merged_linear(spec, policy)
 
+    def normed_then(spec: AddRMSNormThenSpec) -> Kernel | No:
+        return normed.add_rms_norm_then(spec, policy)
+
     table.offer(MergedLinearSpec, "triton.blocks", blocks_of, priority=priority)
     table.offer(MergedLinearSpec, "triton.linear", merged, priority=priority)
     table.offer(GatedMLPSpec, "triton.gated_mlp", gated, priority=priority)
+    table.offer(AddRMSNormThenSpec, "triton.add_rms_norm_then", normed_then, features=NORM, priority=priority)
     table.offer(MoESpec, "triton.moe", moe.moe_layer, priority=priority)
     table.offer(ActivationMulSpec, "triton.activation_mul", mlp.activation_mul, priority=priority)
     table.offer(RMSNormSpec, "triton.rms_norm", norm.rms_norm, features=NORM, priority=priority)
+    table.offer(LayerNormSpec, "triton.layer_norm", layer_norm.layer_norm, priority=priority)
     table.offer(AddRMSNormSpec, "triton.add_rms_norm", norm.add_rms_norm, features=NORM, priority=priority)
     rotation = rope_kv.qk_norm_rope_kv_write
     table.offer(QKNormRopeKVWriteSpec, "triton.rope_kv", rotation, features=NORM, priority=priority)

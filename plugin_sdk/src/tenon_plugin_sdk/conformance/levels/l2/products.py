@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
-from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
+from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, MoEWeights, NormedWeights
 from tenon_platforms.torch_dtypes import to_torch
 
 from ...cases import specs
@@ -19,26 +22,45 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from ...truth import layers
-from ...truth.rounding import Bounded
+from ...truth.rounding import Bounded, unit
 from .activations import given
 from .running import bind, check_rows, weight_error
 
 FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
 
 
+def _stored_linear(spec: MergedLinearSpec) -> tuple[LinearWeights, Callable[[Bounded], Bounded]]:
+    """Weights as stored, and what float64 makes of rows with them."""
+    stored = stored_linear(spec, generator(4))
+    weight = exact_linear(spec, stored)
+    lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
+    return stored, lambda x: layers.biased(x, (weight, stored.bias, lost), spec.dtype)
+
+
+def _stored_ffn(spec: GatedMLPSpec) -> tuple[GatedMLPWeights, Callable[[Bounded], Bounded]]:
+    """The same of a feed-forward."""
+    dtype = spec.down.dtype
+    stored = GatedMLPWeights(
+        gate_up=stored_linear(spec.gate_up, generator(6)), down=stored_linear(spec.down, generator(7))
+    )
+    gate_up, down = exact_linear(spec.gate_up, stored.gate_up), exact_linear(spec.down, stored.down)
+    lost, down_lost = (max(weight_error(s, dtype) for s in one.schemes) for one in (spec.gate_up, spec.down))
+    return stored, lambda x: layers.gated_mlp(
+        x, gate_up, down, spec.activation, dtype, weight_error=lost, down_error=down_lost
+    )
+
+
 def merged_linear(subject: Subject, profile: Profile, case: Case) -> None:
     spec: MergedLinearSpec = case.value
     kernel = subject.choose(spec)
-    stored = stored_linear(spec, generator(4))
+    stored, product = _stored_linear(spec)
     held = bind(subject, kernel, stored, spec.op)
-    weight = exact_linear(spec, stored)
-    lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
     large = 100.0 if spec.dtype == DType.FLOAT16 else 1e15
 
     def run(draw: RowsDraw) -> None:
         x = values((draw.tokens, spec.in_features), draw, to_torch(spec.dtype), large=large)
         x, seen = given(spec.schemes, x, draw.seed)
-        truth = layers.biased(seen, (weight, stored.bias, lost), spec.dtype)
+        truth = product(seen)
         check_rows(subject, kernel, draw, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
 
     fills = (*FILLS, "large")
@@ -64,24 +86,44 @@ def gated_mlp(subject: Subject, profile: Profile, case: Case) -> None:
     spec: GatedMLPSpec = case.value
     dtype = spec.down.dtype
     kernel = subject.choose(spec)
-    stored = GatedMLPWeights(
-        gate_up=stored_linear(spec.gate_up, generator(6)), down=stored_linear(spec.down, generator(7))
-    )
+    stored, product = _stored_ffn(spec)
     held = bind(subject, kernel, stored, spec.op)
-    gate_up, down = exact_linear(spec.gate_up, stored.gate_up), exact_linear(spec.down, stored.down)
 
     def run(draw: RowsDraw) -> None:
         x = values((draw.tokens, spec.gate_up.in_features), draw, to_torch(dtype))
-        truth = layers.gated_mlp(
-            Bounded.exact(x),
-            gate_up,
-            down,
-            spec.activation,
-            dtype,
-            weight_error=max(weight_error(scheme, dtype) for scheme in spec.gate_up.schemes),
-            down_error=max(weight_error(scheme, dtype) for scheme in spec.down.schemes),
-        )
+        truth = product(Bounded.exact(x))
         check_rows(subject, kernel, draw, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, dtype)])
+
+    explore(profile, edge_draws(profile, FILLS), row_draws(profile, FILLS), run)
+
+
+def add_rms_norm_then(subject: Subject, profile: Profile, case: Case) -> None:
+    """The norm's rows are rounded to their type before they are read, as its parts round them."""
+    spec: AddRMSNormThenSpec = case.value
+    norm, kernel = spec.norm.norm, subject.choose(spec)
+    dtype = to_torch(norm.dtype)
+    stored: LinearWeights | GatedMLPWeights
+    if isinstance(spec.then, GatedMLPSpec):
+        stored, product = _stored_ffn(spec.then)
+    else:
+        stored, product = _stored_linear(spec.then)
+    weight = (torch.randn(norm.hidden, generator=generator(9)) * 0.3 + 1 - norm.weight_offset).to(dtype)
+    held = bind(subject, kernel, NormedWeights(norm=weight, then=stored), spec.op)
+
+    def run(draw: RowsDraw) -> None:
+        x, residual = (values((draw.tokens, norm.hidden), draw, dtype, salt=salt) for salt in (0, 1))
+        total = Bounded.exact(x).plus(Bounded.exact(residual))
+        rows = layers.rms_norm(
+            total.rounded(unit(norm.dtype)), weight.double(), norm.eps, norm.weight_offset, norm.dtype
+        ).rounded(unit(norm.dtype))
+        check_rows(
+            subject,
+            kernel,
+            draw,
+            {"x": x, "residual": residual},
+            lambda t: kernel.run(t["x"], t["residual"], held),
+            [("y", product(rows), norm.dtype), ("sum", total, norm.dtype)],
+        )
 
     explore(profile, edge_draws(profile, FILLS), row_draws(profile, FILLS), run)
 
@@ -165,6 +207,13 @@ CHECKS = (
         what="whole feed-forwards against float64",
         cases=lambda subject, profile: specs.gated_mlps(subject.capabilities),
         run=gated_mlp,
+    ),
+    Check(
+        level="L2",
+        name="add_rms_norm_then",
+        what="a norm and what reads its rows, as one op",
+        cases=lambda subject, profile: specs.normed(subject.capabilities),
+        run=add_rms_norm_then,
     ),
     Check(
         level="L2",
