@@ -16,20 +16,7 @@ from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
 
-from . import (
-    blocks,
-    gated_mlp,
-    layer_norm,
-    linear,
-    logprobs,
-    mlp,
-    moe,
-    norm,
-    normed,
-    rope_kv,
-    rows,
-    sampling,
-)
+from . import blocks, gated_mlp, layer_norm, linear, logprobs, mlp, moe, norm, normed, rope_kv, rows, sampling
 from .linear import LinearPolicy
 
 NORM = {"rms_norm.weight_offset"}
