@@ -84,3 +84,13 @@ def test_the_line_that_keeps_is_named() -> None:
     (line,) = left_behind(work, 3)
     assert "test_meters.py:" in line
     assert left_behind(lambda: None, 3) == []
+
+
+def test_types_that_come_later_are_no_leak_of_the_samples() -> None:
+    with settled():
+        samples = MemorySamples(device=Device(), rounds=5)
+        for number in range(5):
+            kept: list[Any] = [type(f"Later{number}", (), {})()]
+            samples.take()
+            kept.clear()
+    assert "objects of array.array" not in samples.growth()

@@ -29,7 +29,7 @@ TRACED = 2  # rounds that are traced to name a leak
 
 def soak(subject: Subject, profile: Profile, case: Case) -> None:
     """Rounds of the same requests: memory at rest does not grow, not by one object."""
-    with running(subject, ModelStore.of(subject).tiny(case.value).path, num_blocks=64) as engine:
+    with running(subject, ModelStore.of(subject).tiny(case.value).path, num_blocks=64, max_model_len=128) as engine:
         for number in range(WARM_ROUNDS):
             _round(engine, profile.seed, number)
         with settled():
