@@ -136,7 +136,7 @@ def hang(subject: Subject, profile: Profile, case: Case) -> None:
         group.kill()
         group = _group(subject, size)
         group.end_one(absent)
-        _must_raise(group.ask_rest("lost", absent, limit=HANG_S), "has died")
+        _must_raise(group.ask_rest("lost", absent, limit=HANG_S, patience=LIMIT_S), "has died")
     except HangError as error:
         raise ConformanceError(f"a rank that waits for one that is not there hangs: {error}") from error
     finally:

@@ -130,11 +130,11 @@ class RankGroup:
         self._order(self.ranks[place], {"op": "exit"})
         self.ranks[place].process.wait(30)
 
-    def ask_rest(self, op: str, place: int, *, limit: float) -> list[dict[str, Any]]:
+    def ask_rest(self, op: str, place: int, *, limit: float, **order: Any) -> list[dict[str, Any]]:
         """Order all ranks but one that has ended."""
         rest = self._all_but(place)
         for rank in rest:
-            self._order(rank, {"op": op})
+            self._order(rank, {"op": op, **order})
         return self.answers(limit, rest)
 
     def _all_but(self, place: int | None) -> list[Rank]:
@@ -147,8 +147,9 @@ class RankGroup:
             try:
                 line = rank.answers.get(timeout=max(deadline - time.monotonic(), 0.01))
             except queue.Empty:
+                said = rank.said()
                 self.kill()
-                raise HangError(f"rank {place} does not answer within {limit:.0f} s:\n{rank.said()}") from None
+                raise HangError(f"rank {place} does not answer within {limit:.0f} s:\n{said}") from None
             if line is None:
                 said = rank.said()
                 self.kill()
