@@ -8,11 +8,12 @@ PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton -p tenon_sim
 WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda plugins/sim
 
-.PHONY: demo test full setup lint types imports wheels surfaces native native-test sim clean help
+.PHONY: demo test full clients setup lint types imports wheels surfaces native native-test sim clean help
 
 help:
 	@echo "make demo      serve SmolLM2 on this CPU and ask it a question"
 	@echo "make test      run the tests (quick profile); make full runs the long ones"
+	@echo "make clients   run the tests of evaluation and load clients (lm-eval, guidellm, LiteLLM), which it installs"
 	@echo "make lint types imports   ruff, mypy --strict, import-linter"
 	@echo "make wheels    build every package into dist/"
 	@echo "make native    build the CPU platform's library into this checkout; native-test runs its tests under sanitizers"
@@ -32,6 +33,10 @@ test: setup sim
 
 full: setup sim
 	$(BIN)/python -m pytest -m full $(PYTEST_ARGS)
+
+clients: setup
+	$(BIN)/python -m pip install --quiet -r requirements/clients.txt
+	$(BIN)/python -m pytest core/tests/serving/test_clients.py core/tests/serving/test_eval_clients.py $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/python -m ruff check .

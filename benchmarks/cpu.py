@@ -1,12 +1,14 @@
 """Tenon's CPU platform and its peers on one GGUF checkpoint, interleaved in one process; medians and ratios.
 
     python benchmarks/cpu.py MODEL.gguf [--json] [--threads 2] [--decode 127] [--hf float32,bfloat16] [--llamacpp]
+    python benchmarks/cpu.py MODEL.gguf --kernels torch,native --hf "" --cases many
 
-Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 concurrent requests of 128 tokens in and 128
-out, prompt time included. Tenon computes in float32. With `--decode N` below 127 only N tokens are decoded and the
-rest is extrapolated, for every engine alike. Absolute figures of a shared machine mean little: read the ratios.
-On a machine that others keep busy, `--threads 1 --clock cpu` counts the CPU time that each engine takes: with one
-thread nobody waits for anybody.
+Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 (or `--concurrent`) requests of 128 tokens in
+and 128 out at once, prompt time included. Tenon computes in float32; its KV cache is float32 too, unless `--kv` says
+float16, as llama.cpp's is. Peak memory is the process's: it says something where one engine runs. With `--decode N`
+below 127 only N tokens are decoded and the rest is extrapolated, for every engine alike. Absolute figures of a shared
+machine mean little: read the ratios. On a machine that others keep busy, `--threads 1 --clock cpu` counts the CPU time
+that each engine takes: with one thread nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import math
 import platform as host
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -37,16 +40,19 @@ Prompts = list[list[int]]
 
 
 class Tenon:
-    """The engine in this process. `gguf` and `weights` are the platform's options."""
+    """The engine in this process. `gguf`, `weights` and `kernels` are the platform's options."""
 
-    def __init__(self, path: Path, *, threads: int, gguf: str, weights: str) -> None:
-        self.name = f"tenon gguf={gguf} weights={weights}"
+    def __init__(
+        self, path: Path, *, threads: int, gguf: str, weights: str, kernels: str, kv: DType, concurrent: int
+    ) -> None:
+        self.name = f"tenon gguf={gguf} weights={weights} kernels={kernels} kv={kv.value}"
         config = EngineConfig.from_flat(
-            model=str(path), max_num_seqs=CONCURRENT, max_model_len=1024, num_blocks=CONCURRENT * 16 + 1
+            model=str(path), max_num_seqs=concurrent, max_model_len=1024, num_blocks=concurrent * 16 + 1
         )
-        sockets = Sockets.open(CPUPlatform({"threads": threads, "gguf": gguf, "weights": weights}))
+        options = {"threads": threads, "gguf": gguf, "weights": weights, "kernels": kernels}
+        sockets = Sockets.open(CPUPlatform(options))
         opened = open_model(config)
-        self.assembled = load(config, sockets, opened, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32)
+        self.assembled = load(config, sockets, opened, dtype=DType.FLOAT32, kv_dtype=kv)
         self._next = 0
 
     def generate(self, prompts: Prompts, count: int) -> Prompts:
@@ -121,7 +127,9 @@ def seconds(work: Callable[[], Any]) -> float:
     return Stopwatch.clock() - start
 
 
-def measure(engine: Any, rng: np.random.Generator, decode: int, cases: frozenset[str]) -> dict[str, float]:
+def measure(
+    engine: Any, rng: np.random.Generator, decode: int, cases: frozenset[str], concurrent: int
+) -> dict[str, float]:
     """One run of the cases: tokens a second; nan where the machine was too disturbed to tell."""
     run, found = engine.generate, {}
     if "prefill" in cases:
@@ -132,13 +140,13 @@ def measure(engine: Any, rng: np.random.Generator, decode: int, cases: frozenset
         single = per_token(seconds(lambda: run(one, 1)), seconds(lambda: run(rest, 1 + decode)), decode)
         found["decode_1_tok_s"] = 1 / single
     if "many" in cases:
-        many, more = prompts_of(rng, CONCURRENT, PROMPT), prompts_of(rng, CONCURRENT, PROMPT)
+        many, more = prompts_of(rng, concurrent, PROMPT), prompts_of(rng, concurrent, PROMPT)
         start, whole = seconds(lambda: run(many, 1)), seconds(lambda: run(more, 1 + decode))
         step = per_token(start, whole, decode)
         if decode != OUTPUT - 1:
             whole = start + step * (OUTPUT - 1)
-        found["concurrent_16_out_tok_s"] = CONCURRENT * OUTPUT / whole
-        found["concurrent_16_step_ms"] = step * 1e3
+        found[f"concurrent_{concurrent}_out_tok_s"] = concurrent * OUTPUT / whole
+        found[f"concurrent_{concurrent}_step_ms"] = step * 1e3
     return found
 
 
@@ -161,6 +169,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--hf", default="float32,bfloat16", help="Transformers' dtypes, comma-separated; empty: none")
     parser.add_argument("--tenon", default="auto:auto", help="gguf:weights options, comma-separated pairs")
+    parser.add_argument("--kernels", default="auto", help="cpu.kernels of every pair, comma-separated")
+    parser.add_argument("--kv", default="float32", help="type of Tenon's KV cache")
+    parser.add_argument("--concurrent", type=int, default=CONCURRENT, help="requests at once in the case `many`")
     parser.add_argument("--llamacpp", action="store_true", help="llama.cpp too (cpu_llamacpp.py says how)")
     parser.add_argument("--cases", default="prefill,one,many", help="which cases, comma-separated")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
@@ -169,20 +180,32 @@ def main() -> None:
     Stopwatch.clock = staticmethod(CLOCKS[args.clock])
     cases = frozenset(args.cases.split(","))
     pairs = [pair.split(":") for pair in args.tenon.split(",")]
-    engines: list[Any] = [Tenon(args.model, threads=args.threads, gguf=gguf, weights=kept) for gguf, kept in pairs]
+    engines: list[Any] = [
+        Tenon(
+            args.model,
+            threads=args.threads,
+            gguf=gguf,
+            weights=kept,
+            kernels=kernels,
+            kv=DType(args.kv),
+            concurrent=args.concurrent,
+        )
+        for kernels in args.kernels.split(",")
+        for gguf, kept in pairs
+    ]
     engines += [Transformers(args.model, dtype=dtype) for dtype in args.hf.split(",") if dtype]
     if args.llamacpp:
         from cpu_llamacpp import LlamaCpp
 
         threads = args.threads or CPUPlatform().cpu.physical_cores
-        engines.append(LlamaCpp(args.model, threads=threads, sequences=CONCURRENT, length=PREFILL + 64))
+        engines.append(LlamaCpp(args.model, threads=threads, sequences=args.concurrent, length=PREFILL + 64))
     runs: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in engines}
     rng = np.random.default_rng(0)
     for engine in engines:  # warm up
         engine.generate(prompts_of(rng, 2, 16), 4)
     for _ in range(args.repeat):
         for engine in engines:
-            runs[engine.name].append(measure(engine, rng, args.decode, cases))
+            runs[engine.name].append(measure(engine, rng, args.decode, cases, args.concurrent))
     report(args, runs)
 
 
@@ -213,6 +236,7 @@ def report(args: argparse.Namespace, runs: dict[str, list[dict[str, float]]]) ->
         "decoded": args.decode,
         "repeat": args.repeat,
         "clock": args.clock,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     if args.json:
         print(json.dumps({"setting": setting, "medians": medians, "ratios": ratios, "discarded": discarded}))

@@ -26,6 +26,7 @@ use_checkout(tests=True)
 
 import torch  # noqa: E402
 from cuda_check_device import DEVICE_CHECKS  # noqa: E402
+from cuda_check_quantized import KINDS, check_quantized  # noqa: E402
 from driver import build, drive, model_source, prompts_of, request  # noqa: E402
 from equality import assert_greedy_equal, hf_reference  # noqa: E402
 from tiny_models import TINY, make_tiny  # noqa: E402
@@ -161,7 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(TINY), help="comma-separated")
     parser.add_argument("--opt", action="append", default=[], help="KEY=VALUE, an option of the platform")
-    parser.add_argument("--skip", default="", help="device, models, behaviour: comma-separated")
+    parser.add_argument("--skip", default="", help="device, quantized, models, behaviour: comma-separated")
     args = parser.parse_args()
     skipped = set(args.skip.split(","))
     options: dict[str, Any] = {}
@@ -179,6 +180,10 @@ def main() -> int:
         for what, check in DEVICE_CHECKS.items():
             table.line("device", what, lambda check=check: check(device))
     device.close()
+    if "quantized" not in skipped:
+        with tempfile.TemporaryDirectory() as folder:
+            for kind in KINDS:
+                table.line(kind, "checkpoint", lambda kind=kind: check_quantized(kind, Path(folder), options))
     if "models" not in skipped:
         with tempfile.TemporaryDirectory() as folder:
             for name in args.models.split(","):

@@ -34,6 +34,7 @@ import psutil
 
 FAKES = Path(__file__).resolve().parent.parent / "core" / "tests" / "fakes"
 LIMIT_MS = 0.3
+GROWTH_MB = 32.0
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 PAGE_MB = 2**20
 
@@ -184,7 +185,7 @@ async def model_run(url: str, arguments: argparse.Namespace, front: psutil.Proce
 
     patience = arguments.seconds + arguments.streams * arguments.tokens / 20 + 120
     await asyncio.wait_for(asyncio.gather(watch(), *map(client, range(arguments.streams))), patience)
-    half = memory[len(memory) // 2]
+    half = memory[len(memory) // 2]  # everything is warm by then
     return {**counts, "front MiB": (half[0] / PAGE_MB, memory[-1][0] / PAGE_MB),
             "engine MiB": (half[1] / PAGE_MB, memory[-1][1] / PAGE_MB)}  # fmt: skip
 
@@ -203,7 +204,10 @@ def model(arguments: argparse.Namespace) -> int:
             time.sleep(0.2)
     print(f"{arguments.streams} streams for {arguments.seconds:g} s on {arguments.model}: {found}")
     print("every block is free again" if held == 0 else f"still held at the end: {held}")
-    return int(found["lost"] + found["mixed up"] > 0 or held != 0 or found["whole"] == 0)
+    growth = sum(found[name][1] - found[name][0] for name in ("front MiB", "engine MiB"))
+    print(f"memory {growth:+.1f} MiB over the second half (limit {arguments.growth_mb:g})")
+    is_bad = found["lost"] + found["mixed up"] > 0 or held != 0 or growth > arguments.growth_mb
+    return int(is_bad or found["whole"] == 0 or found["left"] == 0)
 
 
 def main() -> int:
@@ -215,6 +219,7 @@ def main() -> int:
     parser.add_argument("--limit-ms", type=float, default=LIMIT_MS, help="most CPU time a token may cost the front end")
     parser.add_argument("--model", default=None, help="a real model in place of the null engine")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long streams are opened on a model")
+    parser.add_argument("--growth-mb", type=float, default=GROWTH_MB, help="most memory that a model's server may gain")
     parser.add_argument("--rows", type=int, default=64, help="--max-num-seqs of the model's server")
     arguments = parser.parse_args()
     return null(arguments) if arguments.model is None else model(arguments)

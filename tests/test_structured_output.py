@@ -43,7 +43,11 @@ def assert_valid(outcome: Outcome, request_id: int, sample: int = 0) -> None:
     Draft202012Validator(SCHEMA).validate(json.loads(text_of(outcome.of(request_id, sample))))
 
 
-@pytest.mark.parametrize("flat", [{}, {"overlap": False}, {"max_num_batched_tokens": 16}], ids=["", "eager", "chunks"])
+@pytest.mark.parametrize(
+    "flat",
+    [{}, {"overlap": False}, {"max_num_batched_tokens": 16}, {"structured_outputs_backend": "xgrammar"}],
+    ids=["", "eager", "chunks", "xgrammar"],
+)
 def test_outputs_follow_their_grammars(platform_name: str, flat: dict[str, Any], build_tiny: Build) -> None:
     prompts = prompts_of((1, 7, 40, 90))
     engine = built(build_tiny, platform_name, **flat)
@@ -132,6 +136,18 @@ def test_aborted_while_compiling(build_tiny: Build) -> None:
     assert len(outcome.finished) == 18
     for sample in (1, 2):
         assert_valid(outcome, 2, sample)
+
+
+def test_both_libraries_in_one_engine(build_tiny: Build) -> None:
+    """`auto`: what llguidance does not follow goes to the other one, beside its neighbours."""
+    names = StructuredOutputs(json='{"type": "object", "propertyNames": {"pattern": "^[ab]$"}, "maxProperties": 2}')
+    engine = built(build_tiny, "reference")
+    outcome = drive(engine, [request(0, [1, 2], structured_outputs=JSON, **LONG),
+                             request(1, [1, 2], structured_outputs=names, **{**LONG, "temperature": 0.5})])  # fmt: skip
+    assert_valid(outcome, 0)
+    text = text_of(outcome.of(1))
+    ended = outcome.reason(1) is FinishReason.STOP
+    assert (set(json.loads(text)) <= {"a", "b"}) if ended else re.match(r'\{\s*("[ab]|$)', text), text
 
 
 def test_refusals_at_submission(build_tiny: Build) -> None:

@@ -143,6 +143,12 @@ def test_a_manifest_without_hardware_must_be_fallback_or_hidden(site: Any) -> No
     assert isinstance(found(site, "host"), Manifest)
 
 
+def test_a_misspelled_hidden_is_named_and_not_what_follows_from_it(site: Any) -> None:
+    site.install("thing", extra="hiden = true")
+    item = found(site)
+    assert isinstance(item, BrokenPlugin) and "unknown key 'hiden'" in item.reason
+
+
 def test_unknown_keys_of_another_contract_are_merely_incompatible(site: Any) -> None:
     """A plugin of the future is told to be newer, not that its manifest is malformed."""
     site.install("thing", toml=GOOD.replace(">=0.1,<1", ">=3,<4").replace("priority = 7", 'novelty = "x"'))

@@ -91,6 +91,30 @@ def test_an_offer_that_does_not_know_a_feature_is_never_asked() -> None:
     assert ops.choose(dataclasses.replace(GEMMA, hidden=16)).name == "new"
 
 
+def test_an_offer_that_raises_is_named_with_the_spec() -> None:
+    ops = table()
+    ops.offer(RMSNormSpec, "toy.broken", lambda spec: spec.no_such_field)
+    with pytest.raises(PluginError, match=r"'toy\.broken' of toy.*rms_norm\(hidden=8.*AttributeError.*no_such_field"):
+        ops.choose(NORM)
+
+
+def test_a_contract_error_of_an_offer_stays_what_it_is() -> None:
+    def refuse(spec: RMSNormSpec) -> Kernel:
+        raise ConfigError("streams must be even")
+
+    ops = table()
+    ops.offer(RMSNormSpec, "toy.norm", refuse)
+    with pytest.raises(ConfigError, match=r"^streams must be even$"):
+        ops.choose(NORM)
+
+
+def test_an_offer_without_an_answer_is_told_and_not_passed_over() -> None:
+    ops = table()
+    ops.offer(RMSNormSpec, "toy.silent", lambda spec: None)
+    with pytest.raises(PluginError, match=r"'toy\.silent' of toy.*answers None: expected Kernel or No"):
+        ops.choose(NORM)
+
+
 def test_a_composite_decomposes_through_the_table() -> None:
     ops = table()
     ops.offer(RMSNormSpec, "mine", lambda spec: kernel("mine"))

@@ -365,6 +365,16 @@ def test_a_named_broken_or_incompatible_platform_says_so(bench: Bench) -> None:
     bench.refuse("tenon-old 1.0", "is incompatible", "<0.1", "--upgrade tenon-old", platform="old")
 
 
+def test_who_writes_a_platform_is_told_to_mend_its_files(bench: Bench, tmp_path: Path) -> None:
+    """An editable install: to install it again changes nothing."""
+    source = tmp_path / "checkout/src"
+    bench.site.package("tenon_mine", "=", below=source)
+    (bench.site.folder / "_mine.pth").write_text(f"{source}\n")
+    bench.site.dist_info("tenon-mine", "0.1", "[tenon.platforms]\nmine = tenon_mine\n", ["_mine.pth"])
+    error = bench.refuse("tenon-mine 0.1", "is broken", platform="mine")
+    assert error.remedy.startswith(f"mend {source / 'tenon_mine'}, from where tenon-mine is installed")
+
+
 # Data.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,11 +11,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from mutations.engine_bugs import UNCLAIMED
+from mutations.installed import install
+from torch.nn.functional import rms_norm
 
 from tenon_platforms.builtin.reference.platform import ReferencePlatform
-from tenon_platforms.errors import ConfigError
+from tenon_platforms.device import Device
+from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError, PluginError
+from tenon_platforms.kernel import Kernel, No
+from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.linear import MergedLinearSpec
+from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.references import REFERENCES
+from tenon_platforms.ops.table import OpTable
 from tenon_plugin_sdk.conformance.exceptions import read_exceptions
+from tenon_plugin_sdk.conformance.levels.l2.attention import attention_specs
 from tenon_plugin_sdk.conformance.profile import QUICK, Profile
 from tenon_plugin_sdk.conformance.ranks.group import RankGroup
 from tenon_plugin_sdk.conformance.registry import (
@@ -156,6 +168,19 @@ def test_an_operation_that_always_fails_is_no_answer_to_a_missing_rank(monkeypat
         check.run(Subject.of(ReferencePlatform()), QUICK, Case(id="", value=2))
 
 
+def test_a_failure_says_how_to_see_it_again(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(install()), *sys.path])
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tenon_plugin_sdk.conformance.plugin", "--pyargs"]
+    command += ["tenon_plugin_sdk.conformance", "--platform", "planted", "--platform-opt"]
+    command += ["bug=refuses without a remedy", "-k", "unclaimed", "--level", "L6,", "--report", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 1, done.stdout[-3000:]
+    (failed,) = [one for one in json.loads(report.read_text())["checks"] if one["address"] == UNCLAIMED]
+    assert "is refused without a remedy" in failed["text"].splitlines()[0]
+    assert f'-k "{UNCLAIMED}" --first-seed 0' in failed["text"]
+
+
 def test_an_exception_that_is_not_needed_fails(tmp_path: Path) -> None:
     path = exceptions_file(tmp_path, "L1/faults", "2999-01-01")
     done, report, page = run_kit(tmp_path, "--level", "L1,", "--exceptions", path)
@@ -198,3 +223,52 @@ def test_a_wrong_option_is_told(tmp_path: Path, arguments: tuple[str, ...], said
     done, _, _ = run_kit(tmp_path, *arguments)
     assert done.returncode != 0
     assert said in done.stdout + done.stderr
+
+
+def test_a_part_of_a_run_says_nothing_of_a_level(tmp_path: Path) -> None:
+    done, report, page = run_kit(tmp_path, "-k", "L0/opens or L1/faults", "--level", "L1")
+    assert done.returncode == 0
+    assert "a part of the checks: none failed" in done.stdout and "conforms up to" not in done.stdout
+    assert "L2 ops" not in done.stdout and report["highest_level"] is None
+    assert "a part of the checks: none failed" in page
+
+
+def test_the_summary_says_whose_kernels_ran(tmp_path: Path) -> None:
+    done, report, _ = run_kit(tmp_path, "-k", "L2/rms_norm/float32-1", "--level", "L2,")
+    assert "kernels of its own that ran: none, all were the reference" in done.stdout
+    assert report["kernels"] == {"served": [], "silent": {}}
+
+
+class Vendor(ReferencePlatform):
+    """One norm of its own, an attention that refuses, and a product whose offer raises."""
+
+    name: ClassVar[str] = "vendor"
+
+    def register_ops(self, table: OpTable, device: Device) -> None:
+        norm = Kernel(name="vendor.norm", run=lambda x, weight: rms_norm(x, (x.shape[-1],), weight, 1e-6))
+        table.offer(RMSNormSpec, "vendor.norm", lambda spec: norm)
+        table.offer(AttentionSpec, "vendor.attention", lambda spec: No("not written yet"))
+        table.offer(MergedLinearSpec, "vendor.linear", lambda spec: spec.no_such_field)
+
+
+def test_own_kernels_and_offers_that_serve_nothing_are_told_apart() -> None:
+    subject = Subject.of(Vendor())
+    assert subject.own_kernels() == ((), {})
+    subject.choose(RMSNormSpec(hidden=8, eps=1e-6, dtype=DType.FLOAT32))
+    subject.choose(attention_specs((DType.FLOAT32,), ())[0].value, subject.device)
+    assert subject.own_kernels() == (("vendor.norm",), {"vendor.attention": "not written yet"})
+
+
+def test_an_offer_that_raises_fails_its_checks_and_no_collection() -> None:
+    subject = Subject.of(Vendor())
+    addresses = {check.address(case): (check, case) for check, case in all_cases(subject, QUICK, ["L2", "L3"])}
+    assert "L2/rms_norm/float32-64" in addresses
+    check, case = addresses["L3/replay"]
+    with pytest.raises(PluginError, match=r"'vendor\.linear' of vendor, asked for merged_linear.*no_such_field"):
+        check.run(subject, QUICK, case)
+
+
+def test_a_platform_that_does_not_open_is_told_at_every_level() -> None:
+    subject = Subject(name="vendor", error="no driver")
+    addresses = [check.address(case) for check, case in all_cases(subject, QUICK, ["L2"])]
+    assert "L0/opens" in addresses and not any(address.startswith("L2") for address in addresses)

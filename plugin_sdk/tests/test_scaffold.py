@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from tenon_platforms import ops
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.manifest import accepts
+from tenon_platforms.ops.spec import Spec
 from tenon_platforms.version import contract_version_text
 from tenon_plugin_sdk.scaffold.cli import main
 from tenon_plugin_sdk.scaffold.names import PluginNames
-from tenon_plugin_sdk.scaffold.write import contract_range, write_plugin
+from tenon_plugin_sdk.scaffold.write import TEMPLATES, contract_range, write_plugin
 
 pytestmark = pytest.mark.unit
+GUIDE = Path(__file__).parents[2] / "docs/writing-a-platform.md"
 
 
 def test_one_name_gives_all() -> None:
@@ -48,10 +55,26 @@ def test_bad_names(name: str, remedy: str, tmp_path: Path) -> None:
     assert not (tmp_path / "plugin").exists()
 
 
-@pytest.mark.parametrize("name", ["reference", "null"])
+@pytest.mark.parametrize("name", ["reference", "null", "cpu", "cuda"])
 def test_a_taken_platform_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' is taken: tenon-"):
         write_plugin(name, tmp_path / "plugin")
+
+
+def test_the_template_and_the_guide_name_every_feature() -> None:
+    """What a spec may require is in no signature: whoever writes an offer finds the names there."""
+    names = {item.metadata["feature"] for spec in specs() for item in fields(spec) if "feature" in item.metadata}
+    assert "attention.soft_cap" in names
+    for page in (TEMPLATES / "package/ops/offers.py.tmpl", GUIDE):
+        text = page.read_text(encoding="utf-8")
+        assert not {name for name in names if name not in text}, page
+
+
+def specs() -> Iterator[type[Spec]]:
+    """Every spec of the contract."""
+    for module in iter_modules(ops.__path__):
+        held = vars(import_module(f"{ops.__name__}.{module.name}")).values()
+        yield from (one for one in held if isinstance(one, type) and issubclass(one, Spec))
 
 
 def test_a_taken_module_name(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from driver import prompts_of
 from equality import Reference, assert_greedy_equal
 from tiny_models import TinyModel
 
+from tenon_plugin_sdk.scaffold.write import write_plugin
+
 pytestmark = pytest.mark.e2e
 PAGE = ROOT / "docs" / "writing-a-platform.md"
 BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,6 +43,7 @@ KIT_FLAGS = {
     "--html",
     "--exceptions",
     "--seeds",
+    "--first-seed",
     "--baseline",
     "--baseline-ratio",
 }  # of the conformance kit, for pytest
@@ -105,6 +108,20 @@ def test_the_platform_of_the_page_serves_a_model(
     assert found["sources"]["rope"] == "reference"
     for prompt, tokens in zip(prompts, found["tokens"], strict=True):
         assert_greedy_equal(tokens, reference_of("llama"), prompt, label="the page's platform")
+
+
+def test_the_scaffold_is_typed_before_and_after_it_is_filled_in(tmp_path: Path) -> None:
+    """`mypy --strict` of what `tenon-sdk new` writes, and of the same with the page's kernels in its files."""
+    _, fresh, _ = write_plugin("acme", tmp_path / "acme")
+    _, filled, written = write_plugin("thing", tmp_path / "thing")
+    for name, text in BLOCK.findall(PAGE.read_text()):
+        if name.startswith("tenon_thing/"):
+            assert Path("src", name) in written, f"the scaffold has no {name}, which the page fills in"
+            (filled / "src" / name).write_text(text)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-version", "3.10"]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "plugins"), str(fresh / "src"), str(filled / "src")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 def test_the_platform_of_the_page_is_held_to_the_kit(thing: Path, tmp_path: Path) -> None:

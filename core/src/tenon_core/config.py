@@ -12,6 +12,7 @@ import os
 import types
 import typing
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from tenon_platforms.errors import ConfigError
@@ -119,13 +120,26 @@ class PlatformConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsConfig:
+    """What makes outputs follow a grammar."""
+
+    structured_outputs_backend: str = flag(
+        "auto",
+        "library that follows grammars; auto: guidance, and xgrammar (extra xgrammar) for what it alone follows",
+        aliases=("--structured-outputs-config.backend", "--guided-decoding-backend"),
+        choices=("auto", "guidance", "xgrammar"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine: model, cache, scheduler, platform."""
+    """One engine: model, cache, scheduler, platform, structured outputs."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     platform: PlatformConfig = field(default_factory=PlatformConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     @classmethod
     def from_flat(cls, **values: Any) -> EngineConfig:
@@ -168,6 +182,11 @@ class EngineConfig:
             choices = _FIELDS[name].metadata.get("choices")
             if choices is not None and value not in choices:
                 raise ConfigError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
+        if self.structured_outputs.structured_outputs_backend == "xgrammar" and find_spec("xgrammar") is None:
+            raise ConfigError(
+                "structured_outputs_backend is xgrammar, which is not installed",
+                remedy="run: pip install tenon-core[xgrammar]",
+            )
         if self.model.trust_remote_code:
             raise ConfigError(
                 "--trust-remote-code is not available: Tenon never runs code from a model folder",
@@ -181,6 +200,7 @@ SECTIONS: dict[str, Any] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "platform": PlatformConfig,
+    "structured_outputs": StructuredOutputsConfig,
 }
 _SECTION_OF = {item.name: section for section, kind in SECTIONS.items() for item in dataclasses.fields(kind)}
 _FIELDS = {item.name: item for kind in SECTIONS.values() for item in dataclasses.fields(kind)}

@@ -17,9 +17,10 @@ from tenon_platforms.errors import ConfigError, PluginError
 SCHEDULERS = "tenon.schedulers"  # name -> factory(SchedulerContext) -> Scheduler
 BLOCK_ALLOCATORS = "tenon.block_allocators"  # name -> factory(num_blocks=int) -> BlockAllocator
 MODELS = "tenon.models"  # family name -> models.family.Family, or a zero-argument function that returns one
+QUANTIZATION = "tenon.quantization"  # quant_method -> function(its configuration) -> quantization.module.Method
 TOOL_PARSERS = "tenon.tool_parsers"  # name -> serving.parsers.formats.base.ToolFormat, or a function that returns one
 REASONING_PARSERS = "tenon.reasoning_parsers"  # the same for ReasoningFormat
-GROUPS = (SCHEDULERS, BLOCK_ALLOCATORS, MODELS, TOOL_PARSERS, REASONING_PARSERS)
+GROUPS = (SCHEDULERS, BLOCK_ALLOCATORS, MODELS, QUANTIZATION, TOOL_PARSERS, REASONING_PARSERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

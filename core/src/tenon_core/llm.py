@@ -13,11 +13,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tenon_core.client.bad_words import with_bad_words
 from tenon_core.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
-from tenon_core.client.grammars import GrammarChecks
+from tenon_core.client.grammars import GrammarChecks, grammar_vocabulary
 from tenon_core.client.inline import InlineLink
 from tenon_core.client.interrupts import interrupts_held
 from tenon_core.client.link import SteppedLink
@@ -30,7 +31,7 @@ from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.config import EngineConfig
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
-from tenon_platforms.errors import CapacityError, ConfigError
+from tenon_platforms.errors import CapacityError, ConfigError, RequestError
 
 Message = Mapping[str, Any]
 
@@ -50,7 +51,8 @@ class LLM(PoolingFace):
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
         config = EngineConfig.from_flat(model=model, **options)
         files = open_model_files(config, template=chat_template)
-        self._set_up(InlineLink.start(config), files, seed=config.platform.seed)
+        backend = config.structured_outputs.structured_outputs_backend
+        self._set_up(InlineLink.start(config), files, seed=config.platform.seed, backend=backend)
 
     @classmethod
     def over(cls, link: SteppedLink, files: ModelFiles, *, seed: int = 0) -> LLM:
@@ -59,7 +61,7 @@ class LLM(PoolingFace):
         llm._set_up(link, files, seed=seed)
         return llm
 
-    def _set_up(self, link: SteppedLink, files: ModelFiles, *, seed: int) -> None:
+    def _set_up(self, link: SteppedLink, files: ModelFiles, *, seed: int, backend: str = "auto") -> None:
         self._link: SteppedLink | None = link
         self._turn = threading.Lock()  # the engine is one thread's at a time
         self._pid = os.getpid()
@@ -67,7 +69,9 @@ class LLM(PoolingFace):
         self._generation = Generation(link=link, vocabulary=TokenBytes(backend=files.tokenizer.backend), seed=seed)
         template = None if files.chat_template is None else ChatTemplate(source=files.chat_template)
         self._conversation = Conversation(tokenizer=files.tokenizer, template=template)
-        self._grammars = GrammarChecks()
+        self._grammars = GrammarChecks(
+            backend=backend, vocabulary=lambda: grammar_vocabulary(files.tokenizer, link.facts)
+        )
 
     def generate(
         self,
@@ -100,6 +104,8 @@ class LLM(PoolingFace):
 
         Raises `RequestError` for a prompt or parameter that is not servable.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params is {params!r:.80}: expected BeamSearchParams", param="params")
         chosen = params.sampling()
         done = self.generate(prompts, chosen, use_tqdm=use_tqdm, cache_salt=cache_salt)
         return [beam_output(one, params) for one in done]
@@ -148,6 +154,7 @@ class LLM(PoolingFace):
         self._open_link()
         for one in params:
             self._grammars.check(one.structured_outputs)
+        params = [with_bad_words(one, self._files.tokenizer) for one in params]
         starts = [
             partial(self._generation.start, ids, own, prompt=text, cache_salt=cache_salt, priority=rank)
             for (text, ids), own, rank in zip(prompts, params, priorities, strict=True)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import EOS, POISON, FakeEngine
 from fake_model import TEMPLATE, byte_tokenizer, model_folder
 
 from tenon_core import LLM, RequestOutput, SamplingParams
+from tenon_core.client.generation import Generation
 from tenon_core.client.inline import InlineLink
 from tenon_core.client.model_files import ModelFiles
+from tenon_core.client.pooling_face import paired
 from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.engine.messages import split_key
+from tenon_core.sampling.pooling import PoolingParams
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, RequestError
 
 pytestmark = pytest.mark.unit
@@ -185,3 +189,32 @@ def test_the_offline_face_imports_little(tmp_path: Path) -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_no_request_is_taken_for_an_engine_that_is_gone(engine: FakeEngine) -> None:
+    """As where a prompt was still being rendered when the engine died: nobody would ever answer it."""
+    generation = Generation(link=InlineLink(engine=engine), vocabulary=None)  # type: ignore[arg-type]
+    running = generation.start([97], SamplingParams(max_tokens=4))
+    generation.fail_all(DeviceError("the engine is gone"))
+    assert running.is_done and isinstance(running.error, DeviceError)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="gone"):
+            generation.start([97], SamplingParams(max_tokens=4))
+        with pytest.raises(DeviceError, match="gone"):
+            generation.start_pooling([97], PoolingParams())
+    assert generation.num_active == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {"beam_width": 2}, SamplingParams()])
+def test_a_beam_search_wants_its_parameters(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(RequestError, match="BeamSearchParams"):
+        llm.beam_search("a", wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [], "", [5], [None], [["a"]], b"a", {"a": 1}])
+def test_scores_are_of_texts(wrong: Any) -> None:
+    if wrong not in ("", {"a": 1}):  # an empty text is one, and so are a map's keys
+        for pair in ((wrong, "a"), ("a", wrong)):
+            with pytest.raises(RequestError, match="scoring takes texts"):
+                paired(*pair)
+    assert paired("a", ["b", "c"]) == [("a", "b"), ("a", "c")]

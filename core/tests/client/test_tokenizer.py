@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from fake_model import CONTROL, byte_tokenizer, spelled_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenon_core.client.tokenizer import ClientTokenizer, Shield, trie_pattern
+from tenon_core.client import pairs
+from tenon_core.client.pairs import PoolingPrompt, encode_pair
+from tenon_core.client.tokenizer import ClientTokenizer, Shield, encoding_of, trie_pattern
 from tenon_platforms.errors import RequestError
 
 pytestmark = pytest.mark.unit
@@ -79,3 +83,50 @@ def test_odd_texts_take_linear_time() -> None:
 def test_the_trie_finds_the_longest(texts: list[str], text: str) -> None:
     literal = re.compile("|".join(re.escape(one) for one in sorted(set(texts), key=len, reverse=True)))
     assert re.findall(trie_pattern(texts), text) == literal.findall(text)
+
+
+@pytest.mark.parametrize("work", ["encode", "pair", "chat", "decode"])
+def test_long_texts_leave_the_lock_to_other_threads(work: str) -> None:
+    """In a thread, as the event loop has it done: it must not stand still the while."""
+    text = "ab " * 300_000
+    shield = Shield()
+    shielded = TOKENIZER.shielded(text + CONTROL[0], shield)
+    todo: dict[str, Callable[[], object]] = {
+        "encode": lambda: TOKENIZER.encode(text),
+        "pair": lambda: encode_pair(TOKENIZER, text, "b"),
+        "chat": lambda: TOKENIZER.encode_rendered(shielded, shield),
+        "decode": lambda: TOKENIZER.decode([5] * 1_000_000),
+    }
+    thread = threading.Thread(target=todo[work])
+    begun = last = time.monotonic()
+    longest = 0.0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.6 * (last - begun), f"stood still for {longest:.2f} of {last - begun:.2f} s"
+
+
+def test_long_texts_are_encoded_as_short_ones_are() -> None:
+    for text, second in (("ab" * 2000, None), ("ab" * 2000, "cd" * 9), ("a", "b" * 3000)):
+        found, wanted = encoding_of(TOKENIZER.backend, text, second), TOKENIZER.backend.encode(text, second)
+        assert (found.ids, found.type_ids) == (wanted.ids, wanted.type_ids)
+        assert found.special_tokens_mask == wanted.special_tokens_mask
+    ids = TOKENIZER.encode("ab c" * 2000)
+    assert TOKENIZER.decode(ids) == TOKENIZER.backend.decode(ids) == "ab c" * 2000
+
+
+def test_a_first_text_that_is_too_long_is_not_joined_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[str] = []
+
+    def counted(tokenizer: ClientTokenizer, first: str, second: str, *, keep: int | None = None) -> PoolingPrompt:
+        joined.append(second)
+        return encode_pair(tokenizer, first, second, keep=keep)
+
+    monkeypatch.setattr(pairs, "encode_pair", counted)
+    with pytest.raises(RequestError, match="the first text has 101 tokens") as caught:
+        pairs.encode_pairs(TOKENIZER, [("q" * 101, "d")] * 500, 100, lambda _: None)
+    assert caught.value.param == "query" and not joined
+    found = pairs.encode_pairs(TOKENIZER, [("q" * 100, "d"), ("q", "e")], 100, lambda _: None)
+    assert [one.ids for one in found] == [TOKENIZER.backend.encode("q" * 100, "d").ids, TOKENIZER.encode("qe")]

@@ -150,14 +150,21 @@ def test_refusals_hold_without_asserts(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quantized with 'gptq', which is not supported"),
-        ({"quant_method": "fp8"}, "'fp8'"),
+        (
+            {"quant_method": "bitsandbytes"},
+            ".bitsandbytes., which is not supported .*: supported are .*fp8",
+        ),
+        ({"quant_method": "fp8", "activation_scheme": "odd"}, "activation_scheme 'odd'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "format 'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "block size"),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["re:(a+)+b"]}, "repeats a group"),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["re:(a"]}, "is none"),
         ({"bits": 4}, "an unnamed method"),
         ("os.system", "an unnamed method"),
     ],
 )
 @pytest.mark.parametrize("holder", [None, "text_config"])
-def test_quantized_safetensors_are_refused_by_method(
+def test_quantizations_that_are_not_read_are_refused_by_name(
     content: Any, message: str, holder: str | None, folder: Path
 ) -> None:
     config = {"quantization_config": content}

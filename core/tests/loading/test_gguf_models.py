@@ -50,7 +50,7 @@ def read(tiny: TinyGGUF) -> dict[str, torch.Tensor]:
         if info.gguf_type is None:
             result[name] = stored.float()
         else:
-            assert stored.dtype == torch.uint8 and info.encoding == "gguf" and info.dtype is None
+            assert stored.dtype == torch.uint8 and info.scheme.id.startswith("gguf-") and info.dtype is None
             result[name] = dequantize(stored, info.gguf_type, torch.float32)
         assert tuple(result[name].shape) == info.shape
     return result

@@ -64,7 +64,7 @@ def test_a_file_reads_as_it_was_saved(tmp_path: Path) -> None:
     for name, expected in TENSORS.items():
         assert torch.equal(source.read(name), expected)
         info = source.info(name)
-        assert (info.name, info.shape, info.encoding) == (name, tuple(expected.shape), "dense")
+        assert (info.name, info.shape, info.gguf_type) == (name, tuple(expected.shape), None)
         assert info.num_bytes == expected.numel() * expected.element_size() and info.gguf_type is None
     assert source.info("b.weight").dtype is DType.BFLOAT16
     with pytest.raises(ConfigError, match="no tensor 'x'"):

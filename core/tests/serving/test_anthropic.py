@@ -63,6 +63,18 @@ def shape(message: Any) -> list[Any]:
     return found
 
 
+def test_a_thought_ends_where_its_budget_is_spent(ai: anthropic.Anthropic) -> None:
+    long = asked("<think>" + "x" * 1500 + "</think>answer", thinking=THINKING)
+    message = ai.messages.create(**long)
+    assert shape(message)[0] == ("thinking", "x" * 1024), "the budget, to the token"
+    assert shape(message)[1][0] == "text"
+    with ai.messages.stream(**long) as stream:
+        streamed = stream.get_final_message()
+    assert shape(streamed) == shape(message)
+    short = ai.messages.create(**asked("<think>" + "x" * 1000 + "</think>answer", thinking=THINKING))
+    assert shape(short)[0] == ("thinking", "x" * 1000) and shape(short)[1][1].startswith("answer")
+
+
 MEANT_CONTENT = [("text", "I look it up."), *(("tool_use", name, given) for name, given in MEANT)]
 
 

@@ -109,6 +109,63 @@ def test_wrong_counts_are_refused(options: Any) -> None:
         ServerConfig(**options).check()
 
 
+def call(running: RunningServer, method: str, path: str, key: str = KEY, **body: Any) -> httpx.Response:
+    """One request on a connection of its own."""
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.request(method, running.url + path, json=body or None, headers=headers, timeout=60)
+
+
+@pytest.mark.e2e
+def test_responses_are_found_whichever_process_is_asked(shared: tuple[RunningServer, int]) -> None:
+    running, _ = shared
+    made = [call(running, "POST", "/v1/responses", input=f"text {i}", max_output_tokens=6).json() for i in range(24)]
+    places = {one["id"][5:7] for one in made}
+    assert len(places) > 1, "one process answered all: nothing is shown"
+    for one in made:
+        for _ in range(4):
+            assert call(running, "GET", f"/v1/responses/{one['id']}").json() == one
+    first = made[0]
+    page = [call(running, "GET", f"/v1/responses/{first['id']}/input_items?limit=1&order=asc").json() for _ in range(8)]
+    assert all(one == page[0] for one in page) and page[0]["data"][0]["content"][0]["text"] == "text 0"
+    grown = first["id"]
+    for i in range(8):  # a chain over the processes
+        answer = call(
+            running, "POST", "/v1/responses", input=f"more {i}", previous_response_id=grown, max_output_tokens=3
+        )
+        assert answer.status_code == 200, answer.text
+        grown = answer.json()["id"]
+    listed = call(running, "GET", f"/v1/responses/{grown}/input_items?limit=100&order=asc").json()["data"]
+    texts = [part["text"] for item in listed if item.get("role") == "user" for part in item["content"]]
+    assert texts == ["text 0", *(f"more {i}" for i in range(8))]
+    item = first["output"][0]["id"]
+    for _ in range(6):
+        referred = [{"type": "item_reference", "id": item}, {"role": "user", "content": "x"}]
+        assert call(running, "POST", "/v1/responses", input=referred, max_output_tokens=3).status_code == 200
+    for one in made[1:9]:
+        assert call(running, "DELETE", f"/v1/responses/{one['id']}").json()["deleted"] is True
+        for _ in range(4):
+            assert call(running, "GET", f"/v1/responses/{one['id']}").status_code == 404
+    unknown = f"resp_{first['id'][5:7]}{'0' * 48}"
+    for path in (unknown, "resp_zz", "01/..%2f..%2fmetrics", f"{unknown}%3Fx", "resp_ff" + "0" * 48):
+        for _ in range(4):
+            assert call(running, "GET", f"/v1/responses/{path}").status_code == 404
+    answer = call(running, "POST", "/v1/responses", input="a", previous_response_id=unknown)
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "previous_response_not_found"
+
+
+@pytest.mark.e2e
+def test_a_response_is_cancelled_whichever_process_is_asked(shared: tuple[RunningServer, int]) -> None:
+    running, _ = shared
+    for _ in range(6):
+        made = call(running, "POST", "/v1/responses", input="long", background=True, ignore_eos=True).json()
+        assert made["status"] == "in_progress"
+        answer = call(running, "POST", f"/v1/responses/{made['id']}/cancel")
+        assert answer.json()["status"] == "cancelled", answer.text
+        assert call(running, "GET", f"/v1/responses/{made['id']}").json()["status"] == "cancelled"
+        again = call(running, "POST", f"/v1/responses/{made['id']}/cancel")
+        assert again.status_code == 400 and again.json()["error"]["param"] == "response_id"
+
+
 @pytest.mark.e2e
 def test_every_process_answers_and_the_metrics_are_one(shared: tuple[RunningServer, int]) -> None:
     running, port = shared

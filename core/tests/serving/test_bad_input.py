@@ -223,6 +223,26 @@ def test_hostile_bodies(client: httpx.Client, body: bytes, status: int) -> None:
         assert_refused(client.post(path, content=body, headers={"content-type": "application/json"}), status=status)
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/responses", "/v1/messages", "/tokenize"])
+def test_half_characters_in_any_field(client: httpx.Client, path: str) -> None:
+    """What could be read and never be written: as a text, within one, as a key, and as a field's name."""
+    base = {"/v1/responses": {"input": "a"}, "/tokenize": {"prompt": "a"}}.get(path, {**body_of(CHAT), "prompt": "a"})
+    for name in ("stop", "user", "model", "metadata", "tools", "instructions", "cache_salt", "request_id", "no_such"):
+        for value in ("\ud800", "a\udfffb", ["\ud800"], {"\ud800": "a"}, {"a": [{"b": "\udc00\ud83d"}]}):
+            text = json.dumps({**base, name: value})
+            answer = client.post(path, content=text, headers={"content-type": "application/json"})
+            assert answer.status_code == 400 and name in answer.json()["error"]["message"], answer.text
+    named = json.dumps({**base, "\ud800" * 9: 1})
+    assert client.post(path, content=named, headers={"content-type": "application/json"}).status_code == 400
+    long = client.post(path, json={**base, "k" * 100_000: 1})
+    assert long.status_code == 400 and len(long.content) < 3000
+    whole = {"/v1/responses": {"input": "\U0001f600"}, "/tokenize": {"prompt": "\U0001f600"}}
+    taken = whole.get(path, {"max_tokens": 2, "prompt" if path == COMPLETIONS else "messages": "\U0001f600"})
+    if "messages" in taken:
+        taken["messages"] = [{"role": "user", "content": "\U0001f600"}]
+    assert client.post(path, content=json.dumps(taken), headers={"content-type": "application/json"}).status_code == 200
+
+
 def test_bodies_without_a_length_are_counted(client: httpx.Client) -> None:
     def endless() -> typing.Iterator[bytes]:
         yield b'{"prompt":"'

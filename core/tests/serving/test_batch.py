@@ -83,6 +83,7 @@ BAD = (
     ({**line("e"), "body": []}, "e"),
     ({**line("f"), "extra": 1}, "f"),
     (line("g", stream=True), "g"),
+    (line("h", background=True), "h"),
     ('{"custom_id": "h", "custom_id": "i"}', None),
     ("[" * 100_000, None),
     ('{"custom_id": "' + "j" * 600 + '"}', None),
@@ -183,3 +184,29 @@ def test_memory_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp
             assert not output.has(request.custom_id, number)
             output.write(request.custom_id, line=number, response={"status_code": 200, "body": "x" * 900})
     assert psutil.Process().memory_info().rss - before < 40 * 2**20
+
+
+def test_embeddings_are_lines_too(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_POOLING", "pool")
+    texts = [f"text {place}" for place in range(40)]
+    lines: list[Any] = [
+        {"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": {"input": text, "dimensions": 4}}
+        for text in texts
+    ]
+    lines.append({"custom_id": "two", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["a", "text 7"]}})
+    lines.append({"custom_id": "bad", "method": "POST", "url": "/v1/embeddings", "body": {"input": []}})
+    lines.append(line("generates"))
+    code, tally, found = run(folder, lines, tmp_path)
+    assert code == 0 and (tally.num_ok, tally.num_refused, tally.num_bad) == (41, 2, 0)
+    by_id = {one["custom_id"]: one for one in found}
+    assert len(by_id) == 43
+    for text in texts:
+        body = by_id[text]["response"]["body"]
+        (data,) = body["data"]
+        assert body["usage"]["prompt_tokens"] == len(text) and len(data["embedding"]) == 4
+        assert sum(one * one for one in data["embedding"]) == pytest.approx(1, abs=1e-5)
+    vectors = {tuple(by_id[text]["response"]["body"]["data"][0]["embedding"]) for text in texts}
+    assert len(vectors) > 30, "each line has its own vector"
+    two = [one["embedding"] for one in by_id["two"]["response"]["body"]["data"]]
+    assert len(two) == 2 and len(two[0]) == 8
+    assert by_id["bad"]["response"]["status_code"] == by_id["generates"]["response"]["status_code"] == 400

@@ -75,7 +75,7 @@ def test_served(client: httpx.Client, fields: dict[str, Any]) -> None:
         ({"reasoning_effort": "high"}, "reasoning_effort", "template"),
         ({"spaces_between_special_tokens": True, "skip_special_tokens": False}, "spaces_between_special_tokens", "tok"),
         ({"add_special_tokens": True}, "add_special_tokens", "template"),
-        ({"bad_words": ["x"]}, "bad_words", "not available"),
+        ({"bad_words": [""]}, "bad_words", "characters"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options", "False"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),

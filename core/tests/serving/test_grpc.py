@@ -241,6 +241,20 @@ def test_compressed_messages_are_not_taken(stub: Any) -> None:
     assert caught.value.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
 
 
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x0a\x80\x80\x80\x01", b"\x0a\x02\xc3\x28", b"\x23" * 300])
+@pytest.mark.parametrize(
+    "method", ["tenon.v1.Inference/Generate", "tenon.v1.Inference/ChatStream", "grpc.health.v1.Health/Check",
+               "grpc.health.v1.Health/Watch"],
+)  # fmt: skip
+def test_bytes_that_are_no_message(rpc: tuple[RunningServer, str], stub: Any, method: str, data: bytes) -> None:
+    """Answered as the client's mistake, and without a traceback in the log (see `rpc`)."""
+    with grpc.insecure_channel(rpc[1]) as channel, pytest.raises(grpc.RpcError) as caught:
+        metadata = () if "Health" in method else MINE
+        list(channel.unary_stream(f"/{method}")(data, metadata=metadata, timeout=20))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "are no message" in caught.value.details()
+
+
 def test_ids_of_requests_are_in_the_log(rpc: tuple[RunningServer, str], stub: Any) -> None:
     stub.Generate(generate("x", max_tokens=1), metadata=(*MINE, ("x-request-id", "from-grpc")))
     assert "from-grpc" in rpc[0].log.read_text()

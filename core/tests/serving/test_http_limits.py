@@ -100,8 +100,9 @@ def test_odd_methods_do_not_grow_the_metrics(client: httpx.Client) -> None:
         return sum(1 for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
 
     before = series()
+    for place in range(1000):
+        assert client.request(f"X{place}" if place % 10 == 0 else "PURGE", f"/p{place}").status_code in (400, 404, 405)
     for place in range(100):
-        assert client.request("PURGE", f"/p{place}").status_code in (401, 404, 405)
         client.post("/v1/completions", json={"prompt": "x", "model": f"m{place}"})
     assert client.request("DELETE", "/v1/models").status_code == 405
     assert series() == before

@@ -37,6 +37,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "tags without trigger": {
         "response_format": {"type": "structural_tag", "structures": [{"begin": "<a>", "end": ""}], "triggers": []}
     },
+    "nested tags of an expression": {
+        "response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}}
+    },
+    "nested tags of a schema": {
+        "response_format": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}
+    },
     "deep schema": {"structured_outputs": {"json": '{"items":' * 500 + "{}" + "}" * 500}},
     "deep parentheses": {"structured_outputs": {"regex": "(" * 30_000 + "a" + ")" * 30_000}},
     "huge repeat": {"structured_outputs": {"grammar": "start: " + '"a"? ' * 20_000}},
@@ -55,6 +61,27 @@ def test_refused(client: httpx.Client, path: str, case: str) -> None:
     assert time.monotonic() - started < 25
     if case == "unsupported":
         assert "/properties/a/not" in error["message"]
+
+
+HEAVY: dict[str, dict[str, Any]] = {
+    "nested quantifiers": {"regex": "((a*)*)*b"},
+    "counted repeats": {"regex": "(a{1000}){1000}"},
+    "left recursion": {"grammar": 'start: start "a" | "a"'},
+    "a reference to itself": {"json": {"$ref": "#"}},
+    "a circle of references": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+    "a large enumeration": {"json": {"enum": [f"value {place}" for place in range(10**5)]}},
+    "many choices": {"choice": [str(place) for place in range(10**5)]},
+}
+
+
+@pytest.mark.parametrize("case", HEAVY)
+def test_heavy_grammars_answer_within_their_time(client: httpx.Client, case: str) -> None:
+    """T30: taken or refused, in bounded time and memory."""
+    began = time.monotonic()
+    answer = client.post("/v1/completions", json={**ROUTES["/v1/completions"], "structured_outputs": HEAVY[case]})
+    assert answer.status_code in (200, 400), answer.text
+    assert time.monotonic() - began < 25
+    assert case not in ("many choices", "a large enumeration") or answer.status_code == 400
 
 
 def test_an_expensive_grammar_holds_nobody_up(server: RunningServer) -> None:
@@ -78,7 +105,8 @@ def test_an_expensive_grammar_holds_nobody_up(server: RunningServer) -> None:
         assert sorted(waits)[len(waits) // 2] < 1.0
 
 
-def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: httpx.Client) -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.full)])
+def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: httpx.Client, count: int) -> None:
     def size() -> int:
         family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
         return sum(one.memory_info().rss for one in family)
@@ -91,12 +119,20 @@ def test_many_small_schemas_leave_nothing_behind(server: RunningServer, client: 
     for index in range(100):
         send(index)
     before = size()
-    for index in range(100, 500):
+    for index in range(100, count):
         send(index)
     assert size() - before < 32 * 2**20
 
 
-@pytest.mark.parametrize("given", [{"response_format": {"type": "text"}}, {"response_format": FORMAT}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"response_format": {"type": "text"}},
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": {"propertyNames": {"maxLength": 3}}}},  # over the model's tokens, by XGrammar
+        {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+    ],
+)
 def test_taken(client: httpx.Client, given: dict[str, Any]) -> None:
     for path, base in ROUTES.items():
         assert client.post(path, json={**base, **given}).status_code == 200

@@ -48,6 +48,7 @@ _HOME = {
     "ops.moe": ("MoESpec",),
     "ops.norm": ("AddRMSNormSpec", "RMSNormSpec"),
     "ops.normed": ("AddRMSNormThenSpec",),
+    "ops.quantized": ("FP8Block", "FP8Static", "Int8Channel", "IntGroups"),
     "ops.rope": ("QKNormRopeKVWriteSpec", "RopeScaling", "RopeSpec"),
     "ops.rows": ("PrepareInputsSpec", "RowWritesSpec"),
     "ops.sampling": ("SamplerSpec", "TokenLogprobsSpec"),

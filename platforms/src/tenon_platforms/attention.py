@@ -32,8 +32,9 @@ class GraphSupport(IntEnum):
 class AttentionBackend(ABC):
     """Paged attention of one layer group.
 
-    layout: where K and V lie. graph_support: see `GraphSupport`. needs_exact_host_lengths: `batch.host` lengths must be
-    exact, which costs overlap under speculation. batch_invariant, approximate: as in kernel flags, stated honestly.
+    layout: where K and V lie. graph_support: see `GraphSupport`. needs_exact_host_lengths: `batch.host.seq_lens` must
+    be exact, which costs overlap under speculation; a plan that takes them as a bound only leaves it False. What a
+    kernel states of itself (batch_invariant, deterministic) stands in its `KernelFlags`.
     """
 
     layout: KVLayout
@@ -42,7 +43,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Any]:
-        """One KV cache a layer, `num_blocks` blocks of `block_size` tokens each; the null block is zero."""
+        """One KV cache a layer, `num_blocks` blocks of `block_size` tokens each; the null block is zero.
+
+        The pool is planned from `layout.block_bytes`: the caches may take no more.
+        """
 
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:

@@ -67,10 +67,11 @@ class RowState:
 
 @dataclass(slots=True, kw_only=True)
 class HostBatch:
-    """The host's view of a step, before padding. Lengths are upper bounds where tokens are in flight (speculation).
+    """The host's view of a step, before padding.
 
-    query_lens, seq_lens: int32 [rows]; seq_lens counts the step's own tokens. The first `num_decodes` rows have one
-    token each.
+    query_lens, seq_lens: int32 [rows]; seq_lens counts the step's own tokens, and is an upper bound where a row's
+    earlier tokens are still in flight (speculation; a step without it has exact ones). query_lens are exact. The first
+    `num_decodes` rows have one token each.
     """
 
     num_tokens: int
@@ -87,9 +88,12 @@ class HostBatch:
 class StepInputs:
     """Index tensors of one step, int32, padded to `key`.
 
-    token_ids: [tokens], -1: the row's last token. positions: [axes, tokens]; of models with several token types, the
-    last axis is each token's type. token_rows: [tokens], index into rows.
-    rows: [rows], ids of rows; padding rows are the dummy row. query_starts: [rows + 1]. seq_lens: [rows].
+    token_ids: [tokens], -1: the row's last token. positions: [axes, tokens], as the model counts them: those of a
+    rotation with several axes are no places in the sequence, and of models with several token types the last axis is
+    each token's type. token_rows: [tokens], index into rows; padding tokens name a padding row of their own in a
+    decode, else the last row, which may be a real one.
+    rows: [rows], ids of rows; padding rows are the dummy row. query_starts: [rows + 1], padding rows of a prefill are
+    empty. seq_lens: [rows], 1 of padding rows.
     logit_index: [logits], which tokens give logits. logit_rows: [logits], the row sampled for, dummy: none.
     targets: [logits], a prompt's next token whose log-probability is wanted, -1: the sampled one. With a pooling head:
     0, the row's pooled vector, or 1, the token's own.

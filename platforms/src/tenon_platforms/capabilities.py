@@ -35,12 +35,21 @@ class Capabilities:
     schemes: quantization scheme id -> "native" | "emulated" | "dequantize"; a prefix ending in * matches.
     index_dtype: of what indexes on the device; the KV pool's slots and a step's tokens are kept within it and int32.
     determinism: what is promised; `--batch-invariant` is refused without BATCH.
-    refused: request feature (`sampling.validate.features_of`) -> reason.
+    refused: request feature -> reason; the features are seed, penalties, logprobs, prompt_logprobs, logit_bias,
+    allowed_token_ids, min_p, top_k, top_p and structured_outputs.
     """
 
     dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
     kv_dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-    schemes: dict[str, str] = field(default_factory=lambda: {"dense-*": "native", "gguf-*": "dequantize"})
+    schemes: dict[str, str] = field(
+        default_factory=lambda: {
+            "dense-*": "native",
+            "gguf-*": "dequantize",
+            "fp8-*": "dequantize",
+            "int8-*": "dequantize",
+            "int4-*": "dequantize",
+        }
+    )
     index_dtype: DType = DType.INT32
     executable: ExecutableKind = ExecutableKind.EAGER
     determinism: Determinism = Determinism.RUN

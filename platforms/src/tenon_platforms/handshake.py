@@ -16,6 +16,7 @@ from packaging.specifiers import InvalidSpecifier
 from .contract_fit import incompatibility, incompatibility_remedy
 from .errors import PluginError
 from .manifest import accepts
+from .mending import mending
 from .selection import Selection
 from .version import contract_version_text
 
@@ -84,7 +85,7 @@ def _incompatible(selection: Selection, contract: str, source: str) -> PluginLoa
 def _broken(selection: Selection, reason: str, *, traceback_text: str = "") -> PluginLoadError:
     manifest = selection.manifest
     docs = f" (see {manifest.docs})" if manifest.docs else ""
-    mend = manifest.remedy or f"pip install --force-reinstall {manifest.distribution}"
+    mend = manifest.remedy or mending(manifest.distribution, manifest.path)
     return PluginLoadError(
         f"platform {manifest.name!r} ({manifest.owner}, contract {manifest.contract}) is broken: {reason}",
         remedy=_with_escape(mend + docs, selection),

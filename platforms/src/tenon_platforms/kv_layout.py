@@ -31,8 +31,9 @@ class KVLayout:
     """One layer group's layout.
 
     id: a KV-writing composite must name it. dims: axis names of one layer's tensor, outermost first, for people and
-    fused kernels. kernel_block_size: the scheduler's block size is a multiple. preferred_block_size: used when the
-    operator names none. padded_head_dim: what a head takes in memory. null_block: reserved, zeroed, read by padding.
+    fused kernels (a cache of several tensors may put "kv" first). kernel_block_size: the scheduler's block size is a
+    multiple. preferred_block_size: used when the operator names none. padded_head_dim: what a head takes in memory.
+    null_block: reserved, zero when made; padding tokens are written there and read there.
     index_dtype: of slots and block tables. scale_bytes_per_token: of quantized caches, kept beside the block.
     """
 

@@ -212,11 +212,6 @@ def parse_manifest(data: dict[str, Any], *, name: str, distribution: str, versio
     fallback, hidden = table.get("fallback", bool, False), table.get("hidden", bool, False)
     hardware_table = table.table("hardware")
     hardware = None if hardware_table is None else parse_hardware(hardware_table)
-    if hardware is None and not (fallback or hidden):
-        raise ConfigError(
-            f"{table.where} [hardware]: key 'present' is missing: a platform that is neither fallback nor hidden says"
-            " by which signs its hardware is seen"
-        )
     manifest = Manifest(
         name=_matching(table, "name", _NAME, "lower case letters, digits, - and _"),
         distribution=distribution,
@@ -240,6 +235,11 @@ def parse_manifest(data: dict[str, Any], *, name: str, distribution: str, versio
         table.finish()
         if hardware_table is not None:
             hardware_table.finish()
+    if hardware is None and not (fallback or hidden):
+        raise ConfigError(
+            f"{table.where} [hardware]: key 'present' is missing: a platform that is neither fallback nor hidden says"
+            " by which signs its hardware is seen"
+        )
     return manifest
 
 

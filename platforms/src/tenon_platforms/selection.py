@@ -19,6 +19,7 @@ from .contract_fit import incompatibility, incompatibility_remedy
 from .errors import ConfigError, PluginError
 from .hardware import Presence, SeenHardware, known_hardware
 from .manifest import REFERENCE, BrokenPlugin, Manifest
+from .mending import mending
 from .plugin_report import PluginReport, PluginState, reports, why_unusable
 from .survey import HardwareGroup, SelectionRequest, Survey, survey
 from .version import contract_version_text
@@ -311,7 +312,7 @@ def _mend(
     if isinstance(first, Manifest):
         command = incompatibility_remedy(first)
     elif first is not None:
-        command = f"pip install --force-reinstall {first.distribution}, or uninstall it"
+        command = f"{mending(first.distribution, first.path)}, or uninstall it"
     else:
         assert group is not None and group.known
         command = f"pip install tenon-core[{group.known[0].extra}]"

@@ -55,6 +55,14 @@ class RowIndexIgnored(ReferenceAttention):
         return super().plan(dataclasses.replace(batch, rows=rows))
 
 
+class LayoutOfHalf(ReferenceAttention):
+    """A layout that says half of what a head takes."""
+
+    def __init__(self, spec: Any, device: Any, *, one_by_one: bool) -> None:
+        super().__init__(spec, device, one_by_one=one_by_one)
+        self.layout = dataclasses.replace(self.layout, padded_head_dim=spec.head_dim // 2)
+
+
 class GroupsInterleaved(ReferenceAttention):
     """Query head h reads KV head h % kv_heads instead of h // group."""
 
@@ -232,5 +240,6 @@ def register(to: Registry) -> None:
         ("null-block-dirty", cache, "allocate leaves garbage in the null block", DirtyNullBlock),
         ("slot-overflow", "L2/far_slots/float32-gqa", "slots overflow their integer", SmallSlots),
         ("one-shared-cache", cache, "layers share memory", OneSharedCache),
+        ("layout-of-half", cache, "a layout that says half of the bytes", LayoutOfHalf),
     ):
         to.add(name, check, what, backend(cls))

@@ -79,6 +79,13 @@ class AlwaysAgrees(TorchCollectives):
         return True
 
 
+class WaitsForEver(TorchCollectives):
+    """The time-out is taken and not passed on."""
+
+    def set_timeout(self, seconds: float) -> None:
+        pass
+
+
 def bug(cls: type[TorchCollectives]) -> type[Bug]:
     """The correct platform with these collectives."""
 
@@ -100,6 +107,7 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     "nothing crashes": (MOVES, "all_gather of no rows raises", bug(CrashesOnNothing)),
     "collective race": ("L5/order/2-ranks", "results share a buffer with the next operation's", bug(ReusesItsBuffer)),
     "no barrier": ("L5/barrier/2-ranks", "a barrier waits for nobody", bug(PassesTheBarrier)),
+    "waits for ever": ("L5/hang/2-ranks", "an operation that waits for a missing rank does not end", bug(WaitsForEver)),
     "always agrees": ("L5/agree/2-ranks", "plans are not compared", bug(AlwaysAgrees)),
 }
 

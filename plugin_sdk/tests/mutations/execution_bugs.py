@@ -25,6 +25,7 @@ from tenon_sim.execution import SimExecutable, SimExecution
 from tenon_sim.platform import SimPlatform
 
 REPLAY = "L3/replay/decode-2x2-0-2-greedy"
+PREFILL = "L3/replay/prefill-24x1-2-1-sampled"  # of the compiling character
 
 
 class StaleLengths(SimAttention):
@@ -101,8 +102,19 @@ class SwallowsErrors(SimExecutable):
         return outputs
 
 
-def with_executable(cls: type[SimExecutable]) -> Any:
-    """The capturing simulated device with another executable."""
+class IgnoresValidCount(SimExecutable):
+    """Every token of the key counts, padding too."""
+
+    def __init__(self, device: Any, fn: Any, *, name: str, kind: ExecutableKind) -> None:
+        def every(call: Any) -> Any:
+            full = torch.full_like(call.inputs.num_valid, call.inputs.key.tokens)
+            return fn(dataclasses.replace(call, inputs=dataclasses.replace(call.inputs, num_valid=full)))
+
+        super().__init__(device, every, name=name, kind=kind)
+
+
+def with_executable(cls: type[SimExecutable], character: str = "dynamic") -> Any:
+    """The capturing simulated device, or the compiling one, with another executable."""
 
     class Other(SimExecution):
         def executable(self, fn: Any, *, name: str) -> Executable:
@@ -110,9 +122,9 @@ def with_executable(cls: type[SimExecutable]) -> Any:
 
     class Planted(SimPlatform):
         def execution(self, device: Any) -> Execution:
-            return Other(device, ExecutableKind.CAPTURE)
+            return Other(device, ExecutableKind.CAPTURE if character == "dynamic" else ExecutableKind.TRACE)
 
-    return lambda: Planted({"character": "dynamic"})
+    return lambda: Planted({"character": character})
 
 
 class SmallLattice(Execution):
@@ -210,6 +222,12 @@ def register(to: Registry) -> None:
         ("padding-writes", "L3/padding", "padding written into a live block", with_attention(PaddingWrites)),
         ("late-compile", REPLAY, "compiles at every step", with_executable(CompilesEachTime)),
         ("replay-returns-capture", REPLAY, "the capture's outputs", with_executable(RepeatsTheFirst)),
+        (
+            "valid-count-ignored",
+            PREFILL,
+            "padding counts as tokens",
+            with_executable(IgnoresValidCount, character="static"),
+        ),
         ("errors-swallowed", "L1/errors", "a failed step looks like a good one", with_executable(SwallowsErrors)),
         ("copies-in-half", "L1/copies/float32", "copies through float16", lambda: PlantedDevice(Fp16Copies)),
         ("copies-too-wide", "L1/copies/float32", "columns beside the copy", lambda: PlantedDevice(WholeRowCopies)),

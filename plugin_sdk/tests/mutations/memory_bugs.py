@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import random
 from typing import Any
 
 import torch
@@ -15,14 +18,16 @@ from tenon_core.engine.block_allocator import LRUBlockAllocator
 from tenon_platforms.adjustments import Adjustment
 from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.batch import AttentionBatch
-from tenon_platforms.device import Device, Fault, MemoryInfo
+from tenon_platforms.device import Device, Event, Fault, MemoryInfo
 from tenon_platforms.kernel import Kernel
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.attention_reference import ReferenceAttention
+from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.table import OpTable
 
 KEPT: list[Any] = []
+COUNTS: Counter[str] = Counter()
 MIB = 2**20
 
 
@@ -80,6 +85,64 @@ class KeepsPlans(Bug):
         offer_attention(table, device, Keeping)
 
 
+class Note:
+    """What a plugin remembers of a step."""
+
+
+def keeping_every(steps: int, make: Callable[[], Any]) -> type[Bug]:
+    """Attention that keeps one more thing now and then."""
+
+    class Keeping(ReferenceAttention):
+        def plan(self, batch: AttentionBatch) -> Any:
+            COUNTS["plans"] += 1
+            if COUNTS["plans"] % steps == 0:
+                KEPT.append(make())
+            return super().plan(batch)
+
+    class Keeps(Bug):
+        def register_ops(self, table: OpTable, device: Device) -> None:
+            offer_attention(table, device, Keeping)
+
+    return Keeps
+
+
+class KeepsWeights(Bug):
+    """Packed weights are found again by name, also when the engine that they were packed for is long gone."""
+
+    def register_ops(self, table: OpTable, device: Device) -> None:
+        def make(spec: MergedLinearSpec) -> Kernel:
+            inner = honest(spec, device)
+
+            def prepare(weights: Any, uses: Any) -> Any:
+                assert inner.prepare is not None
+                packed = inner.prepare(weights, uses)
+                KEPT.append(packed)
+                return packed
+
+            return replace(inner, name=PLANTED, prepare=prepare)
+
+        table.offer(MergedLinearSpec, PLANTED, make)
+
+
+@dataclass(slots=True, kw_only=True)
+class EventfulDevice(Device):
+    """A driver whose events are made and never destroyed."""
+
+    used: int = 0
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(free=512 * MIB - self.used, total=512 * MIB, peak=self.used)
+
+    def event(self) -> Event:
+        self.used += 64
+        return Device.event(self)
+
+
+class LeaksEvents(Bug):
+    def device(self) -> Device:
+        return EventfulDevice()
+
+
 @dataclass(slots=True, kw_only=True)
 class CountingDevice(Device):
     """A device with a budget of its own."""
@@ -130,6 +193,10 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     "leaked block in a storm": ("L4/aborts/one-group", "the same, when requests are aborted", LeaksBlocks),
     "activations kept": (SOAK, "a kernel keeps what it returned", KeepsActivations),
     "plans kept": (SOAK, "attention keeps every step's plan", KeepsPlans),
+    "one object in ten steps": (SOAK, "attention keeps a note of every tenth step", keeping_every(10, Note)),
+    "one number in ten steps": (SOAK, "the same, of a type that no garbage collector knows", keeping_every(10, random)),
+    "events never destroyed": (SOAK, "every event keeps 64 bytes of the device", LeaksEvents),
+    "weights outlive their engine": ("L4/restarts", "packed weights stay in a table of the plugin", KeepsWeights),
     "allocation is a request's fault": (
         "L4/exhausted",
         "its own error is classified request-fatal",

@@ -217,6 +217,12 @@ def register(to: Registry) -> None:
             "old residual returned",
             wrap_run(AddRMSNormSpec, sum_not_returned),
         ),
+        (
+            "type-not-rounded",
+            "L2/rms_norm/bfloat16-64",
+            "float32 returned for bfloat16",
+            wrap_run(RMSNormSpec, lambda run, spec: lambda x, weight: run(x, weight).float()),
+        ),
         ("write-past-end", norm, "writes one element past its input", wrap_run(RMSNormSpec, writes_past_the_end)),
         ("dtype-over-claimed", linear, "float32 computed in bfloat16", wrap_run(MergedLinearSpec, bfloat16_product)),
         (

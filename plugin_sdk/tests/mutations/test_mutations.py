@@ -31,7 +31,7 @@ REGISTRY = Registry()
 for module in (attention_bugs, op_bugs, sampling_bugs, execution_bugs, memory_bugs, collective_bugs, engine_bugs):
     module.register(REGISTRY)
 SLOWEST = 10.0  # seconds, with slack for a busy machine below
-UNCLAIMED = "L6/unclaimed/dtype-bfloat16"
+UNCLAIMED = engine_bugs.UNCLAIMED
 INSTALLED = ("L4", "L5", "L6")  # levels that start engines and processes: on the installed platform
 # of those, what is run at every change; the others start processes or run for long
 QUICK_INSTALLED = ("leaked block", "more memory than there is", "sum in half", "stale row after preemption")
@@ -94,11 +94,12 @@ def test_a_planted_bug_is_found(mutation: Mutation) -> None:
     ],
 )
 def test_the_correct_platform_is_not_accused(address: str) -> None:
-    is_captured = address == execution_bugs.REPLAY or address == "L3/padding"
+    characters = {execution_bugs.REPLAY: "dynamic", "L3/padding": "dynamic", execution_bugs.PREFILL: "static"}
     if address.partition("/")[0] in INSTALLED and address != UNCLAIMED:
         subject = subject_of("")
     else:
-        subject = Subject.of(SimPlatform({"character": "dynamic"}) if is_captured else ReferencePlatform())
+        character = characters.get(address)
+        subject = Subject.of(SimPlatform({"character": character}) if character else ReferencePlatform())
     if address == UNCLAIMED:
         subject.close()
         pytest.skip("the correct platform claims it: there is nothing to refuse")

@@ -8,8 +8,9 @@ import torch
 from tenon_cuda.ops import fp8, linear
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel, No
-from tenon_platforms.ops.linear import Dense, GGUFBlocks, LinearPart, MergedLinearSpec
+from tenon_platforms.ops.linear import Dense, FP8Channel, GGUFBlocks, LinearPart, MergedLinearSpec
 from tenon_platforms.ops.linear_reference import merged_linear
+from tenon_platforms.ops.quantized import FP8Static
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.ops.weights import LinearWeights
 
@@ -85,6 +86,43 @@ def test_w8a8_is_its_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = x.double() @ full.double().t() + bias.double()  # type: ignore[union-attr]
     error = (found.double() - exact).norm() / exact.norm()
     assert 1e-4 < error < 0.05
+
+
+def fp8_spec(dtype: DType = DType.BFLOAT16) -> MergedLinearSpec:
+    parts = (
+        LinearPart(name="q", out_features=32, scheme=FP8Static()),
+        LinearPart(name="k", out_features=16, scheme=FP8Channel()),
+    )
+    return MergedLinearSpec(in_features=64, parts=parts, dtype=dtype)
+
+
+def test_weights_of_a_checkpoint_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = fp8_spec()
+    parts = tuple(
+        {
+            "weight": (torch.randn(part.out_features, 64) * 60).to(fp8.FP8),
+            "scale": torch.rand(part.out_features) + 0.5,
+            "input_scale": torch.tensor([0.1]),
+        }
+        for part in spec.parts
+    )
+    kernel = fp8.w8a8(spec, online=False)
+    assert isinstance(kernel, Kernel)
+    prepared = kernel.bind(LinearWeights(parts=parts))
+    assert torch.equal(prepared.weight[:32].float(), parts[0]["weight"].float())
+    assert torch.equal(prepared.scale[0, 32:], parts[1]["scale"])
+    monkeypatch.setattr(
+        torch,
+        "_scaled_mm",
+        lambda a, b, *, scale_a, scale_b, bias, **_: (a.float() @ b.float()) * scale_a * scale_b,
+    )
+    x = torch.tensor([[448.0, 2.0, -0.5] + [0.0] * 61], dtype=torch.bfloat16)  # codes already
+    reference = linear.cublas(fp8_spec(DType.FLOAT32))
+    assert isinstance(reference, Kernel)
+    assert reference.native == "dequantize"
+    wanted = reference.run(x.float(), reference.bind(LinearWeights(parts=parts)))
+    torch.testing.assert_close(kernel.run(x, prepared).float(), wanted, rtol=1e-5, atol=1e-3)
+    assert isinstance(fp8.w8a8(spec_of(), online=False), No)
 
 
 @pytest.mark.parametrize(

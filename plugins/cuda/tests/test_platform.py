@@ -117,6 +117,9 @@ def test_types_follow_the_architecture() -> None:
     assert capabilities(ada, quantize="none").scheme("fp8-channel") == "native"
     assert capabilities(hopper, quantize="none").scheme("gguf-q4_k") == "dequantize"
     assert capabilities(hopper, quantize="none").scheme("awq") is None
+    assert capabilities(hopper, quantize="none").scheme("int4-group128") == "dequantize"
+    assert capabilities(hopper, quantize="none").scheme("fp8-block") == "native"
+    assert capabilities(hopper, quantize="none", kernels="torch").scheme("fp8-block") == "dequantize"
     with pytest.raises(ConfigError, match="sm_80"):
         capabilities(ampere, quantize="fp8")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tenon_cuda.probe import probe, visible
 from tenon_cuda.telemetry import Telemetry
+from tenon_platforms.conformance_record import ConformanceRecord, driver_text, last_record, write_record
 from tenon_platforms.device import DeviceInfo
 
 pytestmark = pytest.mark.unit
@@ -27,8 +28,9 @@ class FakeNVML:
 
     NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
 
-    def __init__(self, *, broken: bool = False) -> None:
+    def __init__(self, *, broken: bool = False, driver: bytes | str = b"580.65.06") -> None:
         self.broken = broken
+        self.driver = driver
         self.num_open = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
@@ -44,6 +46,7 @@ class FakeNVML:
 
     def __getattr__(self, name: str) -> Any:
         answers: dict[str, Any] = {
+            "nvmlSystemGetDriverVersion": lambda: self.driver,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetHandleByUUID": lambda uuid: 0,
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
@@ -65,7 +68,9 @@ def test_nvml_tells_everything_and_is_closed_again(machine: Any) -> None:
     machine.file("sys/bus/pci/devices/0000:02:00.0/numa_node", "1\n")
     nvml = FakeNVML()
     found = probe(machine.root, {}, nvml)
-    assert found[1] == DeviceInfo(id=1, name="NVIDIA H200", uuid="GPU-1", arch="sm_90", memory=141 << 30, numa_node=1)
+    assert found[1] == DeviceInfo(
+        id=1, name="NVIDIA H200", uuid="GPU-1", arch="sm_90", memory=141 << 30, numa_node=1, driver="NVIDIA 580.65.06"
+    )
     assert found[0].numa_node is None
     assert nvml.num_open == 0
 
@@ -78,6 +83,52 @@ def test_the_drivers_files_serve_where_nvml_does_not(machine: Any) -> None:
     assert [info.uuid for info in found] == ["GPU-0-4a1d", "GPU-1-4a1d"]
     assert [info.numa_node for info in found] == [None, 1]
     assert probe(machine.root, {"CUDA_VISIBLE_DEVICES": "1"}, FakeNVML(broken=True))[0].uuid == "GPU-1-4a1d"
+
+
+PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs@x)  Sun Jul 27\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        (f"{PROPRIETARY}GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n", "NVIDIA 535.129.03"),
+        (f"{OPEN}GCC version:\n", "NVIDIA 580.65.06"),
+        ("GCC version:  gcc version 12.2.0 (Debian)\n", ""),
+        (None, ""),
+    ],
+)
+def test_the_driver_is_named_by_its_own_file(machine: Any, text: str | None, driver: str) -> None:
+    machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", INFORMATION.format(0, "0000:1b:00.0"))
+    if text is not None:
+        machine.file("proc/driver/nvidia/version", text)
+    (found,) = probe(machine.root, {}, FakeNVML(broken=True))
+    assert found.driver == driver
+
+
+def test_both_ways_name_the_driver_alike(machine: Any) -> None:
+    machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", INFORMATION.format(0, "0000:1b:00.0"))
+    machine.file("proc/driver/nvidia/version", PROPRIETARY)
+    from_files = probe(machine.root, {}, FakeNVML(broken=True))[0].driver
+    assert probe(machine.root, {}, FakeNVML(driver="535.129.03"))[0].driver == from_files
+
+
+def test_a_result_is_found_again_under_the_driver(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", INFORMATION.format(0, "0000:1b:00.0"))
+    machine.file("proc/driver/nvidia/version", PROPRIETARY)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(machine.root / "cache"))
+    driver = driver_text(probe(machine.root, {}, FakeNVML(broken=True))[0].driver)
+    record = ConformanceRecord(
+        core="0.1.0", plugin="0.1.0", driver=driver, highest="L3", profile="quick", when="2026-11-30T00:00:00+00:00"
+    )
+    assert write_record("cuda", record) is not None
+    assert last_record("cuda", "0.1.0", "0.1.0", driver)[0] == record
+    machine.file("proc/driver/nvidia/version", OPEN)
+    found, line = last_record(
+        "cuda", "0.1.0", "0.1.0", driver_text(probe(machine.root, {}, FakeNVML(broken=True))[0].driver)
+    )
+    assert found is None
+    assert "535.129.03" in line
 
 
 def test_nothing_there_is_no_device(machine: Any) -> None:

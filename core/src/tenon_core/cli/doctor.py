@@ -112,8 +112,8 @@ def _print_platform(name: str, platform: dict[str, Any]) -> None:
     lines += [f"device {device['id']}: {device['line']}" for device in platform["devices"]]
     lines += [f"{key.replace('_', ' ')}: {_words(value)}" for key, value in platform["capabilities"].items()]
     lines.append(f"memory: {platform['memory']}")
-    lines.append(f"kernels of its own: {_words(platform['ops_offered'])}")
-    lines.append(f"reference kernels: {_words(platform['ops_reference'])}")
+    lines.append(f"offers kernels for: {_words(platform['ops_offered'])}")
+    lines.append(f"only on the reference: {_words(platform['ops_reference'])}")
     _heading(f"platform {name}", lines)
 
 

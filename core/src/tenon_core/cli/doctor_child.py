@@ -17,6 +17,7 @@ from typing import Any
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.errors import TenonError
 from tenon_platforms.handshake import PluginLoadError, load_selected
+from tenon_platforms.mending import mending
 from tenon_platforms.selection import Selection
 
 from .output import human_bytes
@@ -46,7 +47,7 @@ def check(selection: Selection, options: dict[str, Any]) -> dict[str, Any]:
         problem = {
             "kind": "PluginError",
             "message": message,
-            "remedy": selection.manifest.remedy or f"pip install --force-reinstall {selection.manifest.distribution}",
+            "remedy": selection.manifest.remedy or mending(selection.manifest.distribution, selection.manifest.path),
             "traceback": traceback.format_exc(),
         }
         return {"problem": problem, "platform": None, "state": "broken", "reason": message}

@@ -16,7 +16,6 @@ import torch
 from tenon_core.config import EngineConfig
 from tenon_core.engine.assembly import Sockets
 from tenon_core.engine.start import DTYPE_ALIASES, select_platform
-from tenon_core.engine.weight_source import scheme_of
 from tenon_core.execution.runner import Runner, RunnerLimits
 from tenon_core.loading.tensors import TensorSource
 from tenon_core.models.builder import ModelBuilder
@@ -24,7 +23,7 @@ from tenon_core.models.weights import WeightReader, WeightSource, tensor_shapes
 from tenon_platforms.dtypes import DType
 from tenon_platforms.execution import EngineLimits
 from tenon_platforms.kernel import Kernel
-from tenon_platforms.ops.linear import Dense, WeightScheme
+from tenon_platforms.ops.linear import Dense, GGUFBlocks, WeightScheme
 from tenon_platforms.ops.spec import Spec
 from tenon_platforms.ops.table import Choice, OpTable
 from tenon_platforms.ops.weights import PartTensors
@@ -65,7 +64,7 @@ class EmptyWeights:
         infos = (tensors.info(name) for name in tensors.names())
         return cls(
             stored={
-                rename(info.name): Stored(shape=info.shape, scheme=scheme_of(info), num_bytes=info.num_bytes)
+                rename(info.name): Stored(shape=info.shape, scheme=info.scheme, num_bytes=info.num_bytes)
                 for info in infos
             }
         )
@@ -90,10 +89,11 @@ class EmptyWeights:
 
     def tensors(self, name: str) -> PartTensors:
         held = self.stored[name]
-        if isinstance(held.scheme, Dense):
-            return {"weight": torch.empty(held.shape, dtype=to_torch(held.scheme.stored), device="meta")}
-        shape = (*held.shape[:-1], held.num_bytes // math.prod(held.shape[:-1]))
-        return {"blocks": torch.empty(shape, dtype=torch.uint8, device="meta")}
+        if isinstance(held.scheme, GGUFBlocks):
+            shape = (*held.shape[:-1], held.num_bytes // math.prod(held.shape[:-1]))
+            return {"blocks": torch.empty(shape, dtype=torch.uint8, device="meta")}
+        dtype = to_torch(held.scheme.stored) if isinstance(held.scheme, Dense) else torch.uint8
+        return {"weight": torch.empty(held.shape, dtype=dtype, device="meta")}
 
 
 def op_choices(config: EngineConfig) -> dict[str, Any]:

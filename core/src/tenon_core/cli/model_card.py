@@ -170,8 +170,7 @@ def _tensors(card: ModelCard) -> Iterable[tuple[str, int, int]]:
     source = card.checkpoint.tensors
     for name in source.names():
         info = source.info(name)
-        scheme = f"gguf-{str(info.gguf_type).lower()}" if info.dtype is None else f"dense-{info.dtype}"
-        yield scheme, math.prod(info.shape), info.num_bytes
+        yield info.scheme.id, math.prod(info.shape), info.num_bytes
 
 
 def _group(group: GroupPlan) -> dict[str, Any]:

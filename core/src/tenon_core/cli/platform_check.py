@@ -16,6 +16,7 @@ from typing import Any
 
 from tenon_core.children import module_command
 from tenon_platforms.errors import TenonError
+from tenon_platforms.mending import mending
 from tenon_platforms.options import parse_platform_options
 from tenon_platforms.plugin_report import PluginReport, reports
 from tenon_platforms.selection import Selection, SelectionError, SelectionRequest, select, survey
@@ -120,7 +121,7 @@ def check_platform(selection: Selection, options: dict[str, Any], timeout: float
     return _failed(
         selection,
         f"platform {selection.platform!r} ({selection.manifest.owner}) ended its process while it was loaded ({how})",
-        f"pip install --force-reinstall {selection.manifest.distribution}, and check the driver",
+        f"{mending(selection.manifest.distribution, selection.manifest.path)}, and check the driver",
         traceback=lines,
     )
 

@@ -83,6 +83,7 @@ class Generation:
     _ids: Iterator[int] = field(init=False)
     _requests: dict[int, ActiveRequest] = field(default_factory=dict)
     _samples: dict[int, Sample] = field(default_factory=dict)
+    _lost: TenonError | None = None  # why the engine is gone
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(first_id(self.client))
@@ -107,8 +108,9 @@ class Generation:
     ) -> ActiveRequest:
         """Validate and submit. is_watched: text is wanted as it comes. shown_ids: special tokens that have text.
 
-        Raises `RequestError`, `CapacityError`.
+        Raises `RequestError`, `CapacityError`, and what `fail_all` was given.
         """
+        self._check_lost()
         facts = self.link.facts
         filled, prompt_bytes = self._filled(prompt_token_ids, params, facts)
         check_label("cache_salt", cache_salt)
@@ -136,8 +138,9 @@ class Generation:
     ) -> ActiveRequest:
         """Validate and submit a request for vectors; `ActiveRequest.vectors` holds them raw when it has ended.
 
-        Raises `RequestError`, `CapacityError`.
+        Raises `RequestError`, `CapacityError`, and what `fail_all` was given.
         """
+        self._check_lost()
         facts = self.link.facts
         per_token = facts.pooling is not None and task_of(params, facts.pooling).startswith("token_")
         pooling = Pooling(per_token=per_token, segment_start=segment_start)
@@ -159,6 +162,11 @@ class Generation:
         self._requests[identity] = request
         self._samples.update({sample.key: sample for sample in request.samples})
         return request
+
+    def _check_lost(self) -> None:
+        """A request that nobody hears would be waited for without end."""
+        if self._lost is not None:
+            raise self._lost.with_traceback(None)
 
     def _filled(self, ids: Sequence[int], params: SamplingParams, facts: ModelFacts) -> tuple[SamplingParams, bytes]:
         """(parameters with max_tokens filled in, the prompt's bytes), both checked."""
@@ -315,7 +323,8 @@ class Generation:
             self.link.abort(ids=(request.id,))
 
     def fail_all(self, error: TenonError) -> None:
-        """The engine is gone: every request ends with this error."""
+        """The engine is gone: every request ends with this error, also one whose prompt is still on its way here."""
+        self._lost = error
         for request in list(self._requests.values()):
             self._fail(request, error)
             if request.on_news is not None:

@@ -7,26 +7,31 @@ from typing import Any
 from tenon_core.client.worker_frames import Answer, work
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Nothing, or what is wrong with the grammar, in words that are safe to show."""
+def begin(start: dict[str, Any]) -> tuple[Answer | None, dict[str, Any]]:
+    """Import what compiles, and load the vocabulary over which it does, so that no request pays for it.
+
+    start: `backend`, the library; `vocabulary`, what `Vocabulary.of` takes, or None for bytes.
+    """
     import msgspec
 
-    from tenon_core.sampling.grammar import check
+    from tenon_core.sampling.grammar import Vocabulary, check
     from tenon_core.sampling.structured import StructuredOutputs
-    from tenon_platforms.errors import RequestError
+    from tenon_platforms.errors import TenonError
 
-    try:
-        check(msgspec.convert(request["wanted"], StructuredOutputs))
-    except RequestError as error:
-        return {"error": error.message}
-    except (MemoryError, RecursionError):
-        return {"error": "the grammar took too much memory to compile"}
-    return {}
+    backend, given = start["backend"], start.get("vocabulary")
+    vocabulary = None if given is None else Vocabulary.of(**given, backend=backend)
+    if backend == "xgrammar":
+        check(StructuredOutputs(json_object=True), backend, vocabulary)
 
-
-def begin(start: dict[str, Any]) -> tuple[Answer | None, dict[str, Any]]:
-    """Import what compiles."""
-    import tenon_core.sampling.grammar  # noqa: F401 - so that no request pays for it
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        """Nothing, or what is wrong with the grammar, in words that are safe to show."""
+        try:
+            check(msgspec.convert(request["wanted"], StructuredOutputs), backend, vocabulary)
+        except TenonError as error:
+            return {"error": error.message}
+        except (MemoryError, RecursionError):
+            return {"error": "the grammar took too much memory to compile"}
+        return {}
 
     return answer, {}
 

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tenon_platforms.errors import RequestError
 
-from .tokenizer import ClientTokenizer, check_text
+from .tokenizer import ClientTokenizer, check_text, encoding_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -33,7 +33,7 @@ def encode_text(
 ) -> PoolingPrompt:
     """One text. keep: tokens to keep of a longer one, the closing special tokens among them."""
     check_text(text)
-    found = tokenizer.backend.encode(text, add_special_tokens=add_special_tokens)
+    found = encoding_of(tokenizer.backend, text, add_special_tokens=add_special_tokens)
     return PoolingPrompt(ids=_cut(found, keep))
 
 
@@ -41,12 +41,28 @@ def encode_pair(tokenizer: ClientTokenizer, first: str, second: str, *, keep: in
     """Two texts as the tokenizer joins them; the second is cut where they are too long."""
     check_text(first, param="query")
     check_text(second, param="documents")
-    found = tokenizer.backend.encode(first, second)
+    found = encoding_of(tokenizer.backend, first, second)
     ids, types = _cut(found, keep), found.type_ids
     start = types.index(1) if 1 in types else 0
     if keep is not None and len(found.ids) > keep and len(ids) <= len(tokenizer.encode(first)):
         raise RequestError(f"the first text alone has more than {keep} tokens: shorten it", param="query")
     return PoolingPrompt(ids=ids, segment_start=min(start, len(ids)))
+
+
+def encode_pairs(
+    tokenizer: ClientTokenizer, pairs: Sequence[tuple[str, str]], longest: int, keeps: Callable[[str], int | None]
+) -> list[PoolingPrompt]:
+    """Pairs for a model that takes `longest` tokens. keeps: the tokens to keep of a pair, by its first text.
+
+    A first text that is too long already is refused before it is joined with each of many others, which would cost
+    its own encoding every time.
+    """
+    for first in dict.fromkeys(first for first, _ in pairs):
+        check_text(first, param="query")
+        count = len(tokenizer.encode(first))
+        if count > longest:
+            raise RequestError(f"the first text has {count} tokens: the model's context is {longest}", param="query")
+    return [encode_pair(tokenizer, first, second, keep=keeps(first)) for first, second in pairs]
 
 
 def cut_ids(ids: Sequence[int], keep: int | None) -> list[int]:

@@ -14,7 +14,7 @@ from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
 from .generation import ActiveRequest, Generation
-from .pairs import PoolingPrompt, cut_ids, encode_pair, encode_text, tokens_to_keep
+from .pairs import PoolingPrompt, cut_ids, encode_pairs, encode_text, tokens_to_keep
 from .pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -96,7 +96,7 @@ class PoolingFace:
         if facts.is_scorer:
             generation, tokenizer = self._tools()
             keep = tokens_to_keep(params.truncate_prompt_tokens, self._facts())
-            prompts = [encode_pair(tokenizer, *pair, keep=keep) for pair in pairs]
+            prompts = encode_pairs(tokenizer, pairs, self._facts().max_model_len, lambda _: keep)
             done = self._run_all([_start(generation, one, params) for one in prompts], use_tqdm)
             return [
                 _output(one, ScoringOutput(score=float(finished(_vectors(one), params, facts)[0, 0]))) for one in done
@@ -149,7 +149,9 @@ class PoolingFace:
 
 def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
     """(left, right) texts: one with each, or as many with as many. Raises `RequestError`."""
-    left, right = ([one] if isinstance(one, str) else list(one) for one in (first, second))
+    left, right = (
+        [one] if isinstance(one, str) or not isinstance(one, Iterable) else [*one] for one in (first, second)
+    )
     if not left or not right or not all(isinstance(one, str) for one in (*left, *right)):
         raise RequestError("scoring takes texts: one or a list on each side", param="text_1")
     if len(left) == 1:

@@ -156,6 +156,11 @@ class Supervisor:
         """Seconds since it should have been heard of."""
         return time.monotonic() - self._last_heard - self._busy_seconds
 
+    def _excuse(self, seconds: float) -> None:
+        """This event loop was held up for so long: what nobody could hear was no silence of the engine's."""
+        if seconds > WATCH_SECONDS:
+            self._last_heard = min(self._last_heard + seconds, time.monotonic())
+
     def start(self, process: EngineProcess | None = None) -> None:
         """Give the order to a process that was spawned already, or to a new one, and watch it."""
         self._begin(process or self.spawn())
@@ -188,7 +193,9 @@ class Supervisor:
     async def _watch(self) -> None:
         was_ready = False
         while True:
+            began = time.monotonic()
             await asyncio.sleep(WATCH_SECONDS)
+            self._excuse(time.monotonic() - began - WATCH_SECONDS)
             was_ready |= self._state is EngineState.READY
             process = self.process
             assert process is not None

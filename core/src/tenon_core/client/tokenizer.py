@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from tenon_platforms.errors import RequestError
 
 LONG_TEXT = 2_000  # characters; shorter ones take less time than a thread's hand-over
+LONG_IDS = 2_000  # tokens
 _OPEN, _CLOSE = "\ue0a1", "\ue0a2"  # private-use characters around a stand-in's name
 
 
@@ -70,7 +71,7 @@ class ClientTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; control tokens spelled in the text are parsed. Raises `RequestError` where it is no Unicode."""
         check_text(text)
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(encoding_of(self.backend, text, add_special_tokens=add_special_tokens).ids)
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The same without holding up the event loop."""
@@ -128,7 +129,7 @@ class ClientTokenizer:
             plain = Tokenizer.from_str(self.backend.to_str())
             plain.encode_special_tokens = True
             self._plain = plain
-        ids = list(self._plain.encode(text, add_special_tokens=False).ids)
+        ids = list(encoding_of(self._plain, text, add_special_tokens=False).ids)
         if self.control_ids.isdisjoint(ids):
             return ids
         # The model's own merges reach a control token: letter by letter they cannot.
@@ -139,7 +140,23 @@ class ClientTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know are nothing."""
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        if len(ids) < LONG_IDS:
+            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
+
+
+def encoding_of(
+    backend: Tokenizer, text: str, second: str | None = None, *, add_special_tokens: bool = True
+) -> Encoding:
+    """The encoding of a text or of a pair.
+
+    The library holds Python's lock while it encodes one text, and lets go of it for a batch: a thread that encodes a
+    megabyte alone would stop every other one for seconds, the event loop too.
+    """
+    given = text if second is None else (text, second)
+    if len(text) + len(second or "") < LONG_TEXT:
+        return backend.encode(text, second, add_special_tokens=add_special_tokens)
+    return backend.encode_batch([given], add_special_tokens=add_special_tokens)[0]
 
 
 def check_text(text: str, *, param: str = "prompt") -> None:

@@ -289,7 +289,7 @@ def _engine(
             table=table,
             vocab_size=source.spec.vocab_size,
             eos_token_ids=source.eos_token_ids,
-            load=_vocabulary(source),
+            load=_vocabulary(source, config.structured_outputs.structured_outputs_backend),
         ),
         device=sockets.device,
         depth=depth,
@@ -314,7 +314,7 @@ def pooling_facts(head: HeadChoice) -> PoolingFacts | None:
     )
 
 
-def _vocabulary(source: ModelSource) -> Callable[[], Vocabulary] | None:
+def _vocabulary(source: ModelSource, backend: str) -> Callable[[], Vocabulary] | None:
     """Makes the grammars' vocabulary of a model, which imports the library."""
     tokenizer_json = source.tokenizer_json
     if tokenizer_json is None:
@@ -323,7 +323,7 @@ def _vocabulary(source: ModelSource) -> Callable[[], Vocabulary] | None:
     def load() -> Vocabulary:
         from tenon_core.sampling.grammar import Vocabulary
 
-        return Vocabulary.of(tokenizer_json(), source.spec.vocab_size, source.eos_token_ids)
+        return Vocabulary.of(tokenizer_json(), source.spec.vocab_size, source.eos_token_ids, backend)
 
     return load
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
-from tenon_core.sampling.structured import PARAM as GRAMMAR_PARAM
 from tenon_core.sampling.validate import ModelFacts, beam_ends, validate_pooling, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
@@ -109,10 +108,8 @@ class Engine:
         ]
         if beams is not None:
             beams.slots = samples
-        if request.params.structured_outputs is None:
+        if not request.params.needs_mask or self.grammars.begin(samples):
             self._add(samples)
-        else:
-            self.grammars.begin(samples)
         self._num_arrived += len(samples)
         self._num_prompt_tokens += len(prompt)
         self._requests[request.id] = samples
@@ -145,13 +142,13 @@ class Engine:
 
     def _add_compiled(self, *, patience: float = 0.0) -> None:
         """Requests whose grammar is compiled may run; those whose grammar is none end."""
-        for samples, why in self.grammars.take_compiled(patience=patience):
-            if not why:
+        for samples, error in self.grammars.take_compiled(patience=patience):
+            if error is None:
                 if samples:
                     self._add(samples)
                 continue
             for sequence in samples:
-                self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
+                self._refuse(sequence, error)
 
     def _check_samples(self, request: GenerateRequest) -> None:
         """Samples are born together: the prompt's blocks and one of each sample's own must fit at once."""
@@ -236,11 +233,16 @@ class Engine:
             self._break(key, why)
         return update
 
-    def _break(self, key: int, why: str) -> None:
+    def _break(self, key: int, error: RequestError) -> None:
         """A sequence whose grammar allows nothing that could be chosen ends, unless it has ended already."""
         request_id, sample = split_key(key)
         for sequence in [one for one in self._requests.get(request_id, ()) if one.sample == sample]:
-            self._finish(sequence, FinishReason.ERROR, why, kind=RequestError.__name__, param=GRAMMAR_PARAM)
+            self._refuse(sequence, error)
+
+    def _refuse(self, sequence: Sequence, error: RequestError) -> None:
+        """End a sequence for what its request asked."""
+        kind, param = RequestError.__name__, error.param or ""
+        self._finish(sequence, FinishReason.ERROR, error.message, kind=kind, param=param)
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""

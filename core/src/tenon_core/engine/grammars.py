@@ -1,10 +1,10 @@
-"""Grammars of running sequences: compiled off the loop, advanced by chosen tokens, asked for masks while a step runs.
+"""Grammars and rules of running sequences: made off the loop, advanced by chosen tokens, asked for masks during a step.
 
     launch N+1   forward is queued -> follow(N) -> masks for N+1 -> sample is queued
 
-Only rows that have a grammar cost anything, and only a step that samples such a row is split in two. A request waits
-here, not in the scheduler, until its grammar is compiled. The library and the vocabulary are loaded with the first
-grammar that is asked for.
+Only rows that have one cost anything, and only a step that samples such a row is split in two. A request waits here,
+not in the scheduler, until its grammar is compiled. The library and the vocabulary are loaded with the first grammar or
+thought's limit that is asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tenon_core.execution.runner import GrammarMasks, LaunchedStep
+from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.rules import BadWords, Rule, bit
 from tenon_core.sampling.structured import PARAM
 from tenon_core.state.rows import RowTable
 from tenon_platforms.errors import RequestError, TenonError
@@ -40,6 +42,26 @@ class Constraint:
     is_early: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guides:
+    """What one sequence follows. rules: narrow what the grammar allows."""
+
+    grammar: Grammar | None = None
+    rules: tuple[Rule, ...] = ()
+
+    def fork(self) -> Guides:
+        """The same place, for another sample."""
+        grammar = None if self.grammar is None else self.grammar.fork()
+        return Guides(grammar=grammar, rules=tuple(rule.fork() for rule in self.rules))
+
+    def advance(self, token: int) -> None:
+        """Take a chosen token in. Raises `RequestError` where it was not allowed."""
+        for rule in self.rules:
+            rule.advance(token)
+        if self.grammar is not None:
+            self.grammar.advance(token)
+
+
 class Followed(Protocol):
     """What is followed of a launched step."""
 
@@ -59,9 +81,9 @@ class Grammars:
     why: str = "this model has no tokenizer"
     _vocabulary: Future[Vocabulary] | None = None
     _threads: ThreadPoolExecutor | None = None
-    _compiling: dict[int, tuple[list[Sequence], Future[Grammar]]] = field(default_factory=dict)  # by request id
-    _grammars: dict[int, Grammar] = field(default_factory=dict)  # by sequence key
-    _broken: dict[int, str] = field(default_factory=dict)  # sequence key -> why it cannot go on
+    _compiling: dict[int, tuple[list[Sequence], Future[Guides]]] = field(default_factory=dict)  # by request id
+    _guides: dict[int, Guides] = field(default_factory=dict)  # by sequence key
+    _broken: dict[int, RequestError] = field(default_factory=dict)  # sequence key -> why it cannot go on
 
     # before a request runs
 
@@ -70,36 +92,49 @@ class Grammars:
         """Requests whose grammar is being compiled."""
         return len(self._compiling)
 
-    def begin(self, samples: list[Sequence]) -> None:
-        """Compile the grammar of a request's samples. Raises `RequestError` where there is no vocabulary."""
+    def begin(self, samples: list[Sequence]) -> bool:
+        """Make what a request's samples follow: at once, or in a thread where it needs the vocabulary.
+
+        Returns whether it is made. Raises `RequestError` where there is no vocabulary.
+        """
+        params = samples[0].params
+        if params.structured_outputs is None and params.thinking is None:
+            self._give(samples, guides_of(params, None))
+            return True
         if self.load is None:
-            raise RequestError(f"structured output is not available: {self.why}", param=PARAM)
+            what = "structured output" if params.thinking is None else "a limit of thoughts"
+            raise RequestError(f"{what} is not available: {self.why}", param=field_of(params))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(2, thread_name_prefix="tenon-grammar")
             self._vocabulary = self._threads.submit(self.load)
-        vocabulary, wanted = self._vocabulary, samples[0].params.structured_outputs
-        assert vocabulary is not None and wanted is not None
-        future = self._threads.submit(lambda: vocabulary.result().compile(wanted))
+        vocabulary = self._vocabulary
+        assert vocabulary is not None
+        future = self._threads.submit(lambda: guides_of(params, vocabulary.result()))
         self._compiling[samples[0].request.id] = (samples, future)
+        return False
 
-    def take_compiled(self, *, patience: float = 0.0) -> list[tuple[list[Sequence], str]]:
-        """Requests that are done compiling: (samples still wanted, "" or what is wrong). patience: seconds to wait."""
+    def take_compiled(self, *, patience: float = 0.0) -> list[tuple[list[Sequence], RequestError | None]]:
+        """Requests that are done compiling: (samples still wanted, what is wrong). patience: seconds to wait."""
         if patience and self._compiling:
             wait([future for _, future in self._compiling.values()], timeout=patience)
         done = [key for key, (_, future) in self._compiling.items() if future.done()]
         return [self._finished(*self._compiling.pop(key)) for key in done]
 
-    def _finished(self, samples: list[Sequence], future: Future[Grammar]) -> tuple[list[Sequence], str]:
+    def _finished(self, samples: list[Sequence], future: Future[Guides]) -> tuple[list[Sequence], RequestError | None]:
         wanted = [one for one in samples if one.state is not SequenceState.ENDED]
+        name = field_of(samples[0].params)
         try:
-            grammar = future.result()
+            guides = future.result()
         except TenonError as error:
-            return wanted, error.message
+            return wanted, RequestError(error.message, param=name)
         except Exception as error:  # noqa: BLE001 - whatever a library makes of a stranger's grammar ends that request
-            return wanted, f"{PARAM} is not usable: {type(error).__name__}"
-        for index, one in enumerate(wanted):
-            self._grammars[one.key] = grammar.fork() if index else grammar
-        return wanted, ""
+            return wanted, RequestError(f"{name} is not usable: {type(error).__name__}", param=name)
+        self._give(wanted, guides)
+        return wanted, None
+
+    def _give(self, samples: list[Sequence], guides: Guides) -> None:
+        for index, one in enumerate(samples):
+            self._guides[one.key] = guides.fork() if index else guides
 
     def drop_compiling(self, sequence: Sequence) -> bool:
         """A sample ends before its request runs; whether that was so."""
@@ -146,30 +181,40 @@ class Grammars:
         tokens = flight.handle.result().tokens[:, 0]
         flight.is_followed = True
         for constraint in flight.constraints:
-            grammar = self._grammars.get(constraint.sequence.key)
-            if grammar is None:  # it has ended
+            guides = self._guides.get(constraint.sequence.key)
+            if guides is None:  # it has ended
                 continue
             try:
-                grammar.advance(int(tokens[constraint.place]))
+                guides.advance(int(tokens[constraint.place]))
             except RequestError as error:
-                self._broken[constraint.sequence.key] = error.message
+                self._broken.setdefault(constraint.sequence.key, error)  # the first reason is the cause
 
     def _fill(self, row: Int32, constraint: Constraint) -> None:
         key = constraint.sequence.key
-        grammar = self._grammars.get(key)
-        if grammar is None or key in self._broken:
+        guides = self._guides.get(key)
+        if guides is None or key in self._broken:
             return
+        try:
+            if guides.grammar is not None:
+                self._fill_grammar(row, guides.grammar, constraint)
+            for rule in guides.rules:
+                rule.narrow(row)
+        except RequestError as error:
+            self._broken[key] = error
+            row[:] = ALL_ALLOWED
+            return
+        if not row.any():
+            name = "bad_words" if constraint.sequence.params.bad_words else "thinking_token_budget"
+            self._broken[key] = RequestError(f"{name} forbids every token that {PARAM} allows next", param=name)
+            row[:] = ALL_ALLOWED
+
+    def _fill_grammar(self, row: Int32, grammar: Grammar, constraint: Constraint) -> None:
         if grammar.is_complete:
             row[:] = 0
             for token in self.eos_token_ids:
-                _allow(row, token)
+                row[token // 32] |= bit(token)
             return
-        try:
-            grammar.fill(row)
-        except RequestError as error:
-            self._broken[key] = error.message
-            row[:] = ALL_ALLOWED
-            return
+        grammar.fill(row)
         if constraint.is_early:
             self._forbid_ends(row, constraint.sequence)
 
@@ -177,18 +222,18 @@ class Grammars:
         """Take the end tokens out of a mask, unless nothing else is left."""
         before = row.copy()
         for token in (*self.eos_token_ids, *sequence.params.stop_token_ids):
-            row[token // 32] &= ~_bit(token)
+            row[token // 32] &= ~bit(token)
         if not row.any():
             row[:] = before
 
-    def take_broken(self) -> list[tuple[int, str]]:
+    def take_broken(self) -> list[tuple[int, RequestError]]:
         """(sequence key, why) of those that cannot go on."""
         broken, self._broken = list(self._broken.items()), {}
         return broken
 
     def forget(self, key: int) -> None:
         """A sequence has ended."""
-        self._grammars.pop(key, None)
+        self._guides.pop(key, None)
         self._broken.pop(key, None)
 
     def close(self) -> None:
@@ -197,10 +242,20 @@ class Grammars:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _bit(token: int) -> np.int32:
-    bit: np.int32 = np.uint32(1 << (token % 32)).view(np.int32)
-    return bit
+def guides_of(params: SamplingParams, vocabulary: Vocabulary | None) -> Guides:
+    """What a sequence of these parameters follows, at its start. Raises `RequestError`."""
+    rules: list[Rule] = []
+    grammar = None
+    if vocabulary is not None and params.structured_outputs is not None:
+        grammar = vocabulary.compile(params.structured_outputs)
+    if params.bad_word_ids:
+        allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
+        rules.append(BadWords(words=params.bad_word_ids, allowed=allowed))
+    if vocabulary is not None and params.thinking is not None:
+        rules.append(vocabulary.thought(params.thinking))
+    return Guides(grammar=grammar, rules=tuple(rules))
 
 
-def _allow(row: Int32, token: int) -> None:
-    row[token // 32] |= _bit(token)
+def field_of(params: SamplingParams) -> str:
+    """The field that needs the vocabulary."""
+    return PARAM if params.structured_outputs is not None else "thinking_token_budget"

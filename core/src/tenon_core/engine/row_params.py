@@ -26,7 +26,7 @@ def sampling_mode(sequence: Sequence) -> SamplingMode:
         filters=noise and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
         penalties=params.needs_penalties,
         edits=bool(params.logit_bias) or params.allowed_token_ids is not None or bans_ends(sequence),
-        grammar=params.structured_outputs is not None,
+        grammar=params.needs_mask,
         num_logprobs=max(wanted),
     )
 

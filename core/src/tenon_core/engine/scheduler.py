@@ -305,7 +305,7 @@ class DefaultScheduler:
         table.has_stop_ids[row] = bool(params.stop_token_ids)
         table.wants_logprobs[row] = params.logprobs is not None
         table.is_beam[row] = sequence.beams is not None
-        table.has_grammar[row] = params.structured_outputs is not None
+        table.has_grammar[row] = params.needs_mask
         return row
 
     def _cached_prefix(self, sequence: Sequence) -> list[list[int]]:

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tenon_core.models.heads import SentenceLayout
+from tenon_core.quantization.config import quantization_of
 from tenon_platforms.errors import ConfigError
 
 from .config_checks import check_config, refuse_code
@@ -20,6 +21,7 @@ from .files import confined, existing, read_json, read_text
 from .gguf_file import GGUFFile
 from .gguf_source import GGUFSource
 from .gguf_tokenizer import GGUFTokenizer
+from .quantized_source import QuantizedSource
 from .safetensors_source import SafetensorsSource
 from .sentence_files import read_sentence_layout
 from .tensors import TensorSource
@@ -105,6 +107,7 @@ def _open_folder(path: Path, *, with_tensors: bool) -> Checkpoint:
     check_config(config, path / "config.json")
     generation, tokenizer = read.get("generation_config.json", {}), read.get("tokenizer_config.json", {})
     sentence = read_sentence_layout(path)
+    quantization = quantization_of(config, path / "config.json")
     tensors = SafetensorsSource({}, {})
     if with_tensors:
         tensors = SafetensorsSource.open_folder(path)
@@ -114,7 +117,7 @@ def _open_folder(path: Path, *, with_tensors: bool) -> Checkpoint:
         path=path,
         format="safetensors",
         config=config,
-        tensors=tensors,
+        tensors=tensors if quantization is None or not with_tensors else QuantizedSource(tensors, quantization),
         sentence=sentence,
         generation_config=generation,
         tokenizer_config=tokenizer,

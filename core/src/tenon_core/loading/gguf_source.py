@@ -18,6 +18,8 @@ from .tensors import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tenon_platforms.ops.weights import PartTensors
+
 
 class GGUFSource:
     """A `TensorSource` over one GGUF file. config: what config.json would say."""
@@ -63,6 +65,10 @@ class GGUFSource:
         if named.change == "unpermute":
             return unpermute(tensor, self._heads(name))
         return tensor - 1 if named.change == "minus_one" else tensor
+
+    def parts(self, name: str) -> PartTensors:
+        kind = BY_NAME[self._named(name).stored.type_name]
+        return {"blocks" if kind.dtype is None else "weight": self.read(name)}
 
     def close(self) -> None:
         self._file.close()

@@ -20,6 +20,8 @@ from .tensors import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tenon_platforms.ops.weights import PartTensors
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_INDEX_BYTES = 64 * MIB
 MAX_SHARDS = 4096
@@ -104,6 +106,9 @@ class SafetensorsSource:
                 raise ConfigError(f"{path} cannot be read: {error}", remedy="download it again") from error
         tensor: Tensor = self._open[path].get_tensor(self._stored.get(name, name))
         return tensor
+
+    def parts(self, name: str) -> PartTensors:
+        return {"weight": self.read(name)}
 
     def close(self) -> None:
         self._open.clear()

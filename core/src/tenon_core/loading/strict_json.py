@@ -1,5 +1,6 @@
 """JSON from people nobody vouches for: no NaN, no infinity, no key twice, no endless number, no deep nesting.
 
+Nor half of a surrogate pair: an escape can spell one, and then no text that holds it can be written again.
 The one parser of model files and of request bodies; each says in its own words what was wrong.
 """
 
@@ -7,7 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 class TooDeepError(ValueError):
@@ -22,15 +27,40 @@ def loads_strict(text: str | bytes, *, max_depth: int, max_digits: int) -> Any:
             raise ValueError(f"a whole number of more than {max_digits} digits")
         return int(digits)
 
+    plain = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+    parse_int = whole if re.search(rf"[0-9]{{{max_digits}}}", plain) else None  # a call for each costs most of the time
     try:
         value = json.loads(
-            text, parse_constant=_no_constant, parse_int=whole, parse_float=_finite, object_pairs_hook=_unique
+            plain, parse_constant=_no_constant, parse_int=parse_int, parse_float=_finite, object_pairs_hook=_unique
         )
     except RecursionError:
         raise TooDeepError(f"nested deeper than {max_depth} levels") from None
     if _is_deeper(value, max_depth):
         raise TooDeepError(f"nested deeper than {max_depth} levels")
+    if _SURROGATE.search(plain) is not None and not all(map(_is_whole, _texts(value))):
+        raise ValueError("a text holds a lone surrogate, which is no Unicode")
     return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, keys too."""
+    level = [value]
+    while level:
+        yield from (one for one in level if isinstance(one, str))
+        level = [
+            child
+            for one in level
+            if isinstance(one, (dict, list))
+            for child in ((*one.keys(), *one.values()) if isinstance(one, dict) else one)
+        ]
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_deeper(value: Any, limit: int) -> bool:

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tenon_platforms.dtypes import DType
+from tenon_platforms.ops.linear import Dense, GGUFBlocks, WeightScheme
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tenon_platforms.ops.weights import PartTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
     """One stored tensor. shape counts elements, also of quantized tensors; num_bytes is what is stored.
 
-    Either dtype is set (plain elements) or gguf_type is (blocks), never both.
+    One of dtype (plain elements), gguf_type (blocks) and quantized (several tensors, one weight) is set.
     """
 
     name: str
@@ -24,11 +27,17 @@ class TensorInfo:
     num_bytes: int
     dtype: DType | None = None
     gguf_type: str | None = None
+    quantized: WeightScheme | None = None
 
     @property
-    def encoding(self) -> str:
-        """`gguf` for blocks, `dense` for plain elements."""
-        return "dense" if self.gguf_type is None else "gguf"
+    def scheme(self) -> WeightScheme:
+        """How it is to be read."""
+        if self.quantized is not None:
+            return self.quantized
+        if self.gguf_type is not None:
+            return GGUFBlocks(type=self.gguf_type)
+        assert self.dtype is not None
+        return Dense(stored=self.dtype)
 
 
 class TensorSource(Protocol):
@@ -47,6 +56,10 @@ class TensorSource(Protocol):
 
         Dense: [*shape] of the stored dtype. GGUF blocks: uint8 [*shape[:-1], bytes of a row].
         """
+        ...
+
+    def parts(self, name: str) -> PartTensors:
+        """The same weight as its scheme names its tensors."""
         ...
 
     def close(self) -> None:

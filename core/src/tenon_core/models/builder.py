@@ -17,10 +17,11 @@ from torch import Tensor
 from tenon_platforms.attention import AttentionKernel
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
 from tenon_platforms.kernel import Kernel, WeightUse
 from tenon_platforms.model import MLP, GatedMLP, Layer, ModelSpec, MoE, NormSpec
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import LinearPart, MergedLinearSpec
+from tenon_platforms.ops.linear import Dense, GGUFBlocks, LinearPart, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.mlp import GatedMLPSpec, MLPSpec
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec
@@ -245,15 +246,22 @@ class ModelBuilder:
             name = f"{stacked}.weight"
             return self.reader.scheme(name), self.reader.part(name, (count, *shape))
         each = [f"{expert.format(e=index)}.weight" for index in range(count)]
+        schemes = [self.reader.scheme(name) for name in each]
+        for name, scheme in zip(each, schemes, strict=True):
+            if scheme != schemes[0]:
+                raise ConfigError(
+                    f"experts of one layer differ in how they are stored: {each[0]!r} is {schemes[0].id}, {name!r} is"
+                    f" {scheme.id}"
+                )
         parts = [self.reader.part(name, shape) for name in each]
-        return self.reader.scheme(each[0]), {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+        return schemes[0], {key: _stacked([part[key] for part in parts]) for key in parts[0]}
 
     def _embedding(self) -> tuple[Bound, PartTensors]:
         name = f"{self.names.embedding}.weight"
         spec = EmbeddingSpec(
             vocab_size=self.spec.vocab_size,
             hidden=self.spec.hidden,
-            scheme=self.reader.scheme(name),
+            scheme=self._table_scheme(name),
             dtype=self.dtype,
             scale=self.spec.embedding_scale,
         )
@@ -275,8 +283,17 @@ class ModelBuilder:
 
     def _table(self, module: str, count: int) -> Bound:
         name, hidden = f"{module}.weight", self.spec.hidden
-        spec = EmbeddingSpec(vocab_size=count, hidden=hidden, scheme=self.reader.scheme(name), dtype=self.dtype)
+        spec = EmbeddingSpec(vocab_size=count, hidden=hidden, scheme=self._table_scheme(name), dtype=self.dtype)
         return self._bind(spec, self.reader.part(name, (count, hidden)), "embedding")
+
+    def _table_scheme(self, name: str) -> WeightScheme:
+        scheme = self.reader.scheme(name)
+        if not isinstance(scheme, (Dense, GGUFBlocks)):
+            raise ConfigError(
+                f"{name!r} is a table of embeddings stored as {scheme.id}: tables are plain or GGUF blocks",
+                remedy="use a checkpoint that quantizes linear layers only",
+            )
+        return scheme
 
     def _pooling_head(self) -> PoolingHead:
         head, width = self.spec.head, self.spec.hidden
@@ -384,6 +401,13 @@ class ModelBuilder:
         bound = Bound(kernel=kernel, weights=kernel.bind(weights, *(WeightUse(op=spec.op, name=n) for n in names)))
         self._bytes.update(_held(bound.weights))
         return bound
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """[experts, ...]; bytes are stacked, since not every device stacks 8-bit floats."""
+    if parts[0].element_size() > 1:
+        return torch.stack(parts)
+    return torch.stack([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def _held(value: Any) -> Iterable[tuple[int, int]]:

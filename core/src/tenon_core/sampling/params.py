@@ -13,7 +13,8 @@ import msgspec
 
 from tenon_platforms.errors import RequestError
 
-from .structured import StructuredOutputs
+from .rules import ThinkingLimit, Words
+from .structured import StructuredOutputs, is_unicode
 
 # Field -> (least, greatest). Both inclusive. A list's entry bounds its length.
 CEILINGS: dict[str, tuple[float, float]] = {
@@ -38,8 +39,10 @@ LENGTH_CEILINGS: dict[str, int] = {
     "stop_token_ids": 256,
     "logit_bias": 1024,
     "allowed_token_ids": 4096,
+    "bad_words": 128,
 }
 MAX_STOP_CHARACTERS = 1024
+MAX_WORD_CHARACTERS = 256
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them would overflow float32 logits
 
 
@@ -50,6 +53,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     same noise whatever else is in the batch. `top_k` of 0 or -1 is off. `logprobs=k` returns the chosen token's and
     the k best log-probabilities; `prompt_logprobs` likewise for the prompt. `structured_outputs` wins over `min_tokens`
     and `ignore_eos` where its grammar allows nothing more.
+
+    `bad_words` are never completed, at a text's begin or after a space; `bad_word_ids` are their tokens, filled in by
+    whoever has the tokenizer. `thinking` limits what is thought, whose marks its maker knows.
 
     `beam_width` above 0 searches with so many beams instead of sampling and gives the `n` best texts, scored by the sum
     of log-probabilities over length to the power of `length_penalty`. `early_stopping`: True ends as soon as there are
@@ -78,12 +84,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: Words = ()
+    thinking: ThinkingLimit | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
             value: Any = getattr(self, name)
             if isinstance(value, str):
                 value = (value,)
@@ -96,10 +105,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, longest in LENGTH_CEILINGS.items():
             _check_length(name, getattr(self, name), longest)
         for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS or not is_unicode(text):
                 raise RequestError(
                     f"stop holds {text!r:.80}: each stop string needs 1 to {MAX_STOP_CHARACTERS} characters",
                     param="stop",
+                )
+            if not is_unicode(text):
+                raise RequestError(f"stop holds {text!a:.80}: a lone surrogate is no Unicode character", param="stop")
+        for text in self.bad_words:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_WORD_CHARACTERS or not text.strip():
+                raise RequestError(
+                    f"bad_words holds {text!r:.80}: each needs 1 to {MAX_WORD_CHARACTERS} characters, not all of them"
+                    " space",
+                    param="bad_words",
                 )
         if not isinstance(self.logit_bias, dict):
             raise RequestError(
@@ -148,6 +166,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "logit_bias": bool(self.logit_bias),
             "allowed_token_ids": self.allowed_token_ids is not None,
             "structured_outputs": self.structured_outputs is not None,
+            "bad_words": bool(self.bad_words),
+            "thinking_token_budget": self.thinking is not None,
         }
         for name, is_asked in asked.items():
             if is_asked:
@@ -162,6 +182,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_greedy(self) -> bool:
         """Whether the best logit wins and no noise is drawn."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether each token's choice depends on those before it, by a grammar or a rule."""
+        return self.structured_outputs is not None or bool(self.bad_words) or self.thinking is not None
 
     @property
     def needs_penalties(self) -> bool:

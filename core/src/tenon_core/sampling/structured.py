@@ -86,6 +86,16 @@ def schema_text(schema: Any, *, param: str = PARAM) -> str:
     return text
 
 
+def parsed(schema: str) -> Any:
+    """A JSON schema's text as a value. Raises `RequestError` where it is none, or too deep to look at."""
+    try:
+        value = json_text.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the JSON schema is no JSON: {str(error)[:200]}", param=PARAM) from None
+    _check_depth(value, PARAM)
+    return value
+
+
 def _check_depth(value: Any, param: str) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):

@@ -53,7 +53,7 @@ def validate_request(
     """
     if facts.pooling is not None:
         raise RequestError(
-            f"model {facts.model!r:.200} generates nothing: it is served for {' and '.join(facts.pooling.tasks)}"
+            f"this model generates nothing: it is served for {' and '.join(facts.pooling.tasks)}"
             " (--runner generate, where the checkpoint has a language-model head)",
             param="model",
         )
@@ -93,9 +93,13 @@ def validate_request(
             "structured_outputs needs a model with an end token: this one's configuration names none",
             param="structured_outputs",
         )
-    for feature in features_of(params):
+    if params.bad_words and not params.bad_word_ids:
+        raise RequestError("bad_words need a tokenizer, and there is none here", param="bad_words")
+    for word in params.bad_word_ids:
+        _check_ids("bad_words", word, facts.vocab_size)
+    for feature, name in features_of(params).items():
         if reason := facts.refused_features.get(feature):
-            raise RequestError(f"{feature} is not available on platform {facts.platform!r}: {reason}", param=feature)
+            raise RequestError(f"{name} is not available on platform {facts.platform!r}: {reason}", param=name)
     return total
 
 
@@ -103,7 +107,7 @@ def validate_pooling(prompt_token_ids: TokenIds, pooling: Pooling, facts: ModelF
     """Check one pooling prompt; returns the length at which its row ends. Raises `RequestError` naming the field."""
     if facts.pooling is None:
         raise RequestError(
-            f"model {facts.model!r:.200} generates text: serve it with --runner pooling --convert embed for vectors",
+            "this model generates text: serve it with --runner pooling --convert embed for vectors",
             param="model",
         )
     prompt_len = _checked_length(prompt_token_ids, facts)
@@ -168,8 +172,8 @@ def _check_one_step(prompt_len: int, facts: ModelFacts) -> None:
         )
 
 
-def features_of(params: SamplingParams) -> tuple[str, ...]:
-    """The request features a platform may refuse, as its capabilities name them."""
+def features_of(params: SamplingParams) -> dict[str, str]:
+    """The request features a platform may refuse, as its capabilities name them -> the field that asks for it."""
     asked = {
         "seed": params.seed is not None,
         "penalties": params.needs_penalties,
@@ -180,9 +184,19 @@ def features_of(params: SamplingParams) -> tuple[str, ...]:
         "min_p": params.min_p > 0,
         "top_k": params.top_k > 0,
         "top_p": params.top_p < 1,
-        "structured_outputs": params.structured_outputs is not None,
     }
-    return tuple(name for name, wanted in asked.items() if wanted)
+    found = {name: name for name, wanted in asked.items() if wanted}
+    if params.needs_mask:  # bad words and thoughts' limits are masks too
+        found["structured_outputs"] = next(
+            name
+            for name, value in (
+                ("structured_outputs", params.structured_outputs),
+                ("bad_words", params.bad_words),
+                ("thinking_token_budget", params.thinking),
+            )
+            if value
+        )
+    return found
 
 
 def _check_prompt(ids: TokenIds, vocab_size: int) -> None:

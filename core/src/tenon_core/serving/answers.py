@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from importlib_metadata import PackageNotFoundError, version
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -58,7 +59,17 @@ class Head:
         return {REQUEST_ID_HEADER: label_of(request)}
 
 
-def json_response(value: Mapping[str, Any], request: Request | None = None, status: int = 200) -> Response:
+def installed() -> str:
+    """The version of tenon-core."""
+    try:
+        return version("tenon-core")
+    except PackageNotFoundError:  # run from a source tree that was not installed
+        return "unknown"
+
+
+def json_response(
+    value: Mapping[str, Any] | msgspec.Struct, request: Request | None = None, status: int = 200
+) -> Response:
     """An object as a response."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 

@@ -28,7 +28,9 @@ from .api_order import MAX_LINE, ApiFailed, ApiOrder, ApiReady, Down, EngineAt, 
 from .config import ServerConfig
 from .lifetime import Lifetime, run_life
 from .metrics_server import MetricsServer
+from .response_shares import ResponseShares, place_of
 from .server import bind
+from .sibling_routes import sibling_routes
 from .siblings import unix_listener
 
 EXIT_FAILED = 4
@@ -51,7 +53,8 @@ class ApiLife(Lifetime):
     async def _start(self) -> None:
         asked = None
         try:
-            asked = MetricsServer.start(self.services, unix_listener(Path(self.order.socket)), gathers=False)
+            listener = unix_listener(Path(self.order.socket))
+            asked = MetricsServer.start(self.services, listener, gathers=False, further=sibling_routes(self.services))
             attached = self._supervisor(Path(self.order.path), Attached)
             assert isinstance(attached, Attached)
             self.supervisor = attached
@@ -131,7 +134,10 @@ def main() -> int:
             engine_config=EngineConfig.from_flat(**order.engine), server_config=config, process=None,
             began=time.monotonic(), client=order.client, order=order,
         )  # fmt: skip
-        life.services.siblings = tuple(map(Path, order.siblings))
+        siblings = life.services.siblings = tuple(map(Path, order.siblings))
+        life.services.shares = ResponseShares(
+            place=place_of(Path(order.socket)), sockets={place_of(path): path for path in siblings}
+        )
         with listener:
             run_life(life, listener, before=lambda loop: _listen(loop, life, lines))
     except TenonError as error:

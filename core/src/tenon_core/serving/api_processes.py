@@ -34,6 +34,7 @@ from .api_order import ApiOrder, ApiReady, EngineAt, EngineLost, Up, line
 from .config import ServerConfig
 from .lifetime import Lifetime, run_life
 from .metrics_server import MetricsServer
+from .response_shares import socket_path
 
 LOG = logging.getLogger(__name__)
 COMMAND = tuple(module_command("tenon_core.serving.api_process"))
@@ -103,7 +104,7 @@ class SharedLife(Lifetime):
         self.stop.set()
 
     def _socket(self, place: int) -> Path:
-        return self.folder.path / f"api-{place}"
+        return socket_path(self.folder.path, place)
 
     async def _open_faces(self, path: Path) -> None:
         """In place of a face of its own: the processes that have one."""

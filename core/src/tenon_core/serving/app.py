@@ -25,6 +25,7 @@ from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
 from .deadline import Deadline
+from .description import openapi
 from .errors import HttpError, error_response, http_error
 from .openai import responses
 from .services import Services
@@ -35,6 +36,15 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Maker = Callable[[Services], Endpoint]
 MAX_LOGGED = 200
 PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
+
+
+def described(services: Services) -> Endpoint:
+    """The maker of GET /openapi.json."""
+    return openapi(
+        tuple((method, path, is_public) for method, path, _, is_public in TABLE), has_keys=bool(services.config.api_key)
+    )
+
+
 # (method, path, maker, whether it is public). The one list of routes; a test holds it against tests/surfaces.
 TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/completions", completions.handler, False),
@@ -42,10 +52,7 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/messages", messages.create, False),
     ("POST", "/v1/messages/count_tokens", messages.count, False),
     ("POST", "/v1/responses", responses.create, False),
-    ("GET", "/v1/responses/{identity}", responses.retrieve, False),
-    ("DELETE", "/v1/responses/{identity}", responses.delete, False),
-    ("POST", "/v1/responses/{identity}/cancel", responses.cancel, False),
-    ("GET", "/v1/responses/{identity}/input_items", responses.input_items, False),
+    *((method, path, responses.of_one(method, path), False) for method, path in responses.KEPT),
     ("POST", "/v1/embeddings", embeddings.embeddings, False),
     ("POST", "/pooling", embeddings.pooling, False),
     ("POST", "/classify", embeddings.classify, False),
@@ -60,6 +67,7 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/ready", info.ready, False),
     ("GET", "/metrics", info.metrics, False),
     ("GET", "/version", info.version_of, False),
+    ("GET", "/openapi.json", described, False),
     ("POST", "/tokenize", info.tokenize, False),
     ("POST", "/detokenize", info.detokenize, False),
     ("GET", "/engine", playground.engine, False),

@@ -91,6 +91,8 @@ def parse_line(number: int, line: bytes | None, urls: frozenset[str]) -> BatchRe
         raise BadLineError(f"line {number}: body must be a JSON object", custom_id=name)
     if body.get("stream"):
         raise BadLineError(f"line {number}: a batch has no streams: leave stream out", custom_id=name)
+    if body.get("background"):
+        raise BadLineError(f"line {number}: a batch waits for its answers: leave background out", custom_id=name)
     return BatchRequest(line=number, custom_id=name, url=url, body=json.dumps(body).encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,7 +15,9 @@ from .errors import HttpError
 
 MAX_DEPTH = 32
 MAX_DIGITS = 64
+MAX_OPENED = 2**20  # lists and objects, of which each takes many times the memory of its two letters
 IN_THREAD_BYTES = 64 * 2**10
+_MAY_BE_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_object(request: Request, *, max_bytes: int, seconds: float) -> dict[str, Any]:
@@ -62,6 +65,8 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises `HttpError` (400)."""
+    if body.count(b"[") + body.count(b"{") > MAX_OPENED:
+        raise HttpError(400, f"the JSON has more than {MAX_OPENED} opening brackets")
     try:
         value = loads_strict(body.decode("utf-8"), max_depth=MAX_DEPTH, max_digits=MAX_DIGITS)
     except TooDeepError as error:
@@ -74,4 +79,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise HttpError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise HttpError(400, "the body must be a JSON object")
+    if _MAY_BE_HALF.search(body):
+        _check_text(value)
     return value
+
+
+def _check_text(value: dict[str, Any]) -> None:
+    """Refuse half a surrogate pair in any text, which only an escape can bring, and which nothing could write again."""
+    for name, one in value.items():
+        try:
+            json.dumps([name, one], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise HttpError(
+                400, f"{name!a:.80} holds a lone surrogate, which is no Unicode character", param=name
+            ) from None

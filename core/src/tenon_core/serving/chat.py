@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tenon_core.client.bad_words import with_bad_words
 from tenon_core.client.conversation import Conversation, flat_content
 from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.outputs import CompletionOutput
@@ -92,14 +93,15 @@ async def begin(
     is_clamped: a limit beyond the context's end is its end, instead of an error.
     """
     generation, facts = services.ready_generation()
-    _, conversation = services.ready_tokenizer()
-    params = chat_params(fields)
+    tokenizer, conversation = services.ready_tokenizer()
+    params = with_bad_words(chat_params(fields), tokenizer)
     reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
     if reading.structured is not None:
         params = msgspec.structs.replace(params, structured_outputs=reading.structured)
     await unless_gone(request, services.grammars.check_async(params.structured_outputs))
     text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
     reading.prompt = text
+    params = msgspec.structs.replace(params, thinking=reading.thinking_limit(fields.thinking_token_budget))
     ids = shortened(ids, fields, params, facts)
     room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
     if is_clamped and params.max_tokens is not None and params.max_tokens > room:
@@ -217,7 +219,7 @@ async def streamed(request: Request, call: Chat) -> Response:
     except BaseException:
         call.work.abort()
         raise
-    return stream_response(pieces(call), call.head.headers(request))
+    return stream_response(pieces(call), call.head.headers(request), release=call.work.abort)
 
 
 async def pieces(call: Chat) -> AsyncIterator[bytes]:
@@ -229,14 +231,19 @@ async def pieces(call: Chat) -> AsyncIterator[bytes]:
             for _, delta in deltas:
                 if delta.index not in begun:
                     begun.add(delta.index)
-                    yield made.of(opening(call, delta.index))
+                    yield made.of(opening(call, delta.index), running(call))
                 choice = read_piece(call, delta) if call.reading.is_needed else piece(call, delta)
                 if choice:
-                    yield made.of(choice)
+                    yield made.of(choice, running(call))
         if call.fields.wants_usage:
             yield made.usage(call.usage())
     finally:
         call.work.abort()
+
+
+def running(call: Chat) -> dict[str, Any] | None:
+    """The counts of tokens so far, where every piece tells them."""
+    return call.usage() if call.fields.wants_running_usage else None
 
 
 def opening(call: Chat, index: int) -> bytes:

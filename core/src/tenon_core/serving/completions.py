@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tenon_core.client.bad_words import with_bad_words
 from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
@@ -93,6 +94,7 @@ def handler(services: Services) -> Any:
         )
         if fields.truncate_prompt_tokens is not None:  # what is left of a text is known by its tokens alone
             prompts = [(None, shortened(ids, fields, params, facts)) for _, ids in prompts]
+        params = with_bad_words(params, tokenizer)
         work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
         call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
         return await (streamed(request, call) if fields.stream else whole(request, call))
@@ -181,7 +183,7 @@ async def streamed(request: Request, call: Completion) -> Response:
     except BaseException:
         call.work.abort()
         raise
-    return stream_response(pieces(call), call.head.headers(request))
+    return stream_response(pieces(call), call.head.headers(request), release=call.work.abort)
 
 
 async def pieces(call: Completion) -> AsyncIterator[bytes]:
@@ -194,9 +196,10 @@ async def pieces(call: Completion) -> AsyncIterator[bytes]:
                 key = call.index(request, delta.index)
                 if key not in shapes:
                     shapes[key] = call.logprobs(request)
-                    yield made.of(ENCODER.encode(piece(call, request, delta, shapes[key], key, is_first=True)))
+                    found = piece(call, request, delta, shapes[key], key, is_first=True)
                 else:
-                    yield made.of(ENCODER.encode(piece(call, request, delta, shapes[key], key, is_first=False)))
+                    found = piece(call, request, delta, shapes[key], key, is_first=False)
+                yield made.of(ENCODER.encode(found), call.usage() if call.fields.wants_running_usage else None)
         if call.fields.wants_usage:
             yield made.usage(call.usage())
     finally:

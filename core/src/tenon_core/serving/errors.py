@@ -18,6 +18,7 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 LOG = logging.getLogger(__name__)
 MAX_MESSAGE = 1000
+MAX_PARAM = 256  # characters: it may be a field that the client made up
 RETRY_AFTER_SECONDS = 1
 TYPES = {
     400: "invalid_request_error",
@@ -95,7 +96,8 @@ def not_ready(state: str) -> HttpError:
 def error_body(error: HttpError) -> dict[str, Any]:
     """The JSON object of an error."""
     kind = TYPES.get(error.status, "server_error")
-    return {"error": {"message": _shown(error), "type": kind, "param": error.param, "code": error.code or error.status}}
+    param = None if error.param is None else _writable(error.param[:MAX_PARAM])
+    return {"error": {"message": _shown(error), "type": kind, "param": param, "code": error.code or error.status}}
 
 
 def anthropic_body(error: HttpError) -> dict[str, Any]:
@@ -106,7 +108,12 @@ def anthropic_body(error: HttpError) -> dict[str, Any]:
 
 def _shown(error: HttpError) -> str:
     message = error.message if len(error.message) <= MAX_MESSAGE else error.message[:MAX_MESSAGE] + "..."
-    return message.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
+    return _writable(message)
+
+
+def _writable(text: str) -> str:
+    """Without lone surrogates, which cannot be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_response(error: HttpError, scope: Mapping[str, Any] | None = None) -> Response:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tenon_core.sampling.structured import MAX_CHOICES, StructuredOutputs, schema_text
 from tenon_platforms.errors import RequestError
 
+from .closed import Fields, entries
+
 FORMAT = "response_format"
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-
-
-class JsonSchema(_Closed):
+class JsonSchema(Fields):
     """A named schema. strict is always so here: what is supported is followed exactly."""
 
     name: str = Field("", max_length=256)
@@ -26,21 +24,22 @@ class JsonSchema(_Closed):
     strict: bool | None = None
 
 
-class ResponseFormat(_Closed):
-    """OpenAI's field; "structural_tag" is vLLM's addition."""
+class ResponseFormat(Fields):
+    """OpenAI's field; "structural_tag" is vLLM's addition, in either of its forms: `structures` or `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[dict[str, Any]], entries()] | None = None
+    triggers: Annotated[list[str], entries()] | None = None
+    format: dict[str, Any] | None = None
 
 
-class StructuredFields(_Closed):
+class StructuredFields(Fields):
     """vLLM's field. Exactly one of the kinds."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
+    choice: Annotated[list[str], entries(MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
@@ -75,6 +74,8 @@ def of_response_format(given: ResponseFormat) -> StructuredOutputs | None:
             raise RequestError(f"{FORMAT} has no json_schema.schema", param=FORMAT)
         return StructuredOutputs(json=schema_text(given.json_schema.schema_, param=FORMAT))
     if given.type == "structural_tag":
-        tag = {"structures": given.structures or [], "triggers": given.triggers or []}
+        tag: dict[str, Any] = {"structures": given.structures or [], "triggers": given.triggers or []}
+        if given.format is not None:
+            tag = {"type": given.type, "format": given.format}
         return StructuredOutputs(structural_tag=json.dumps(tag))
     return None

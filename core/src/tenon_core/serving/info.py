@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from importlib_metadata import PackageNotFoundError, version
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tenon_platforms.errors import RequestError
 
-from .answers import json_response
+from .answer_types import Detokenized, Health, ListedModel, Model, ModelList, Readiness, Tokens, Version
+from .answers import installed, json_response
 from .body import read_object
 from .protocol import DetokenizeFields, TokenizeFields, parse
 from .services import Services, unless_gone
@@ -23,10 +23,10 @@ def health(services: Services) -> Any:
 
     async def get_health(request: Request) -> Response:
         if services.is_ready:
-            return json_response({"status": "ok"})
+            return json_response(Health(status="ok"))
         state = "shutting down" if services.is_draining else services.state()
         state = "starting" if state == "ready" else state
-        return json_response({"status": state}, status=503)
+        return json_response(Health(status=state), status=503)
 
     return get_health
 
@@ -37,7 +37,7 @@ def ready(services: Services) -> Any:
     async def get_ready(request: Request) -> Response:
         services.ready_generation()
         services.ready_tokenizer()
-        return json_response({"status": "ready", "model": services.model_names[0]})
+        return json_response(Readiness(status="ready", model=services.model_names[0]))
 
     return get_ready
 
@@ -48,19 +48,11 @@ def models(services: Services) -> Any:
     async def get_models(request: Request) -> Response:
         facts = services.facts
         longest = None if facts is None else facts.max_model_len
+        root, created = services.model_names[0], services.created
         data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": services.created,
-                "owned_by": "tenon",
-                "root": services.model_names[0],
-                "parent": None,
-                "max_model_len": longest,
-            }
-            for name in services.model_names
+            ListedModel(id=name, created=created, root=root, max_model_len=longest) for name in services.model_names
         ]
-        return json_response({"object": "list", "data": data})
+        return json_response(ModelList(data=data))
 
     return get_models
 
@@ -70,8 +62,7 @@ def model(services: Services) -> Any:
 
     async def get_model(request: Request) -> Response:
         name = services.check_model(request.path_params["name"])
-        found: dict[str, Any] = {"id": name, "object": "model", "created": services.created, "owned_by": "tenon"}
-        return json_response(found)
+        return json_response(Model(id=name, created=services.created))
 
     return get_model
 
@@ -91,13 +82,10 @@ def metrics(services: Services, *, gathers: bool = True) -> Any:
 
 def version_of(services: Services) -> Any:
     """GET /version."""
-    try:
-        found = version("tenon-core")
-    except PackageNotFoundError:  # run from a source tree that was not installed
-        found = "unknown"
+    found = Version(version=installed())
 
     async def get_version(request: Request) -> Response:
-        return json_response({"version": found})
+        return json_response(found)
 
     return get_version
 
@@ -128,9 +116,9 @@ def tokenize(services: Services) -> Any:
                 ),
             )
         longest = None if services.facts is None else services.facts.max_model_len
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": longest, "tokens": ids}
-        if fields.return_token_strs and services.vocabulary is not None:
-            answer["token_strs"] = [services.vocabulary.text(token) for token in ids]
+        answer = Tokens(count=len(ids), max_model_len=longest, tokens=ids)
+        if fields.return_token_strs and (vocabulary := services.vocabulary) is not None:
+            answer.token_strs = await asyncio.to_thread(lambda: [vocabulary.text(token) for token in ids])
         return json_response(answer)
 
     return post_tokenize
@@ -150,6 +138,6 @@ def detokenize(services: Services) -> Any:
         if outside is not None:
             raise RequestError(f"tokens holds {outside}: token ids lie between 0 and {limit - 1}", param="tokens")
         text = await asyncio.to_thread(tokenizer.decode, fields.tokens, skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return json_response(Detokenized(prompt=text))
 
     return post_detokenize

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import Generation
+from tenon_core.client.grammars import GrammarChecks, grammar_vocabulary
 from tenon_core.client.link import EngineLostError
 from tenon_core.client.model_files import ModelFiles, open_model_files, resolve_path
 from tenon_core.client.supervisor import EngineProcess, EngineState, Supervisor
@@ -90,8 +91,16 @@ class Lifetime:
             aliases=frozenset({given}) if not self.server_config.served_model_name else frozenset(),
             metrics=EngineMetrics(names[0]),
             state=self._state,
+            grammars=GrammarChecks(
+                backend=self.engine_config.structured_outputs.structured_outputs_backend, vocabulary=self._vocabulary
+            ),
             traces=None if endpoint is None else Traces.open(endpoint, model=names[0]),
         )
+
+    def _vocabulary(self) -> dict[str, Any] | None:
+        """What grammars are compiled over."""
+        tokenizer, facts = self.services.tokenizer, self.services.facts
+        return None if tokenizer is None or facts is None else grammar_vocabulary(tokenizer, facts)
 
     def _state(self) -> str:
         supervisor = self.supervisor

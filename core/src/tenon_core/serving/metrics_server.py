@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,14 +39,17 @@ class MetricsServer:
     task: asyncio.Task[None]
 
     @classmethod
-    def start(cls, services: Services, listener: socket.socket, *, gathers: bool = True) -> MetricsServer:
-        """Answer from now on. gathers: with what the other API processes counted."""
+    def start(
+        cls, services: Services, listener: socket.socket, *, gathers: bool = True, further: Sequence[GuardedRoute] = ()
+    ) -> MetricsServer:
+        """Answer from now on. gathers: with what the other API processes counted. further: routes for siblings."""
         nobody = Keys(())
         routes = [
             GuardedRoute(
                 "/metrics", info.metrics(services, gathers=gathers), methods=["GET"], keys=nobody, is_public=True
             ),
             GuardedRoute("/health", info.health(services), methods=["GET"], keys=nobody, is_public=True),
+            *further,
         ]
         app = Surround(
             app=Router(routes=routes, redirect_slashes=False, default=GuardedNotFound(keys=nobody)),

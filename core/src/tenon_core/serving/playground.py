@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
-from importlib_metadata import PackageNotFoundError, version
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .answers import json_response
+from .answers import installed, json_response
 from .errors import HttpError
 from .services import Services
 
@@ -64,10 +63,7 @@ def asset(name: str) -> Callable[[Services], Endpoint]:
 
 def engine(services: Services) -> Any:
     """GET /engine: state, facts, counters, chosen kernels."""
-    try:
-        installed = version("tenon-core")
-    except PackageNotFoundError:  # run from a source tree that was not installed
-        installed = "unknown"
+    known = installed()
 
     async def get_engine(request: Request) -> Response:
         facts, stats, ready = services.facts, services.metrics.latest, services.ready
@@ -75,7 +71,7 @@ def engine(services: Services) -> Any:
             {
                 "status": "ready" if services.is_ready else _state(services),
                 "model": services.model_names[0],
-                "version": installed,
+                "version": known,
                 "platform": "" if facts is None else facts.platform,
                 "max_model_len": None if facts is None else facts.max_model_len,
                 "max_num_seqs": None if facts is None else facts.max_num_seqs,

@@ -9,9 +9,10 @@ from pydantic import Field
 from tenon_core.sampling.pooling import PoolingParams
 from tenon_platforms.errors import RequestError
 
-from .protocol import MAX_LIST, Fields, Prompt
+from .closed import Fields, entries
+from .protocol import Prompt
 
-Texts = str | Annotated[list[str], Field(max_length=MAX_LIST)]
+Texts = str | Annotated[list[str], entries()]
 
 
 class PoolingFields(Fields):
@@ -87,7 +88,7 @@ class RerankFields(PoolingFields):
     """POST /rerank, as Jina's and Cohere's clients send it."""
 
     query: str
-    documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=MAX_LIST)]
+    documents: Annotated[list[str | TextDocument], entries(least=1)]
     top_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1, lt=2**31)] | None = None

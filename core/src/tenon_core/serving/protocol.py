@@ -8,17 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from tenon_core.sampling.params import SamplingParams
 from tenon_platforms.errors import RequestError
 
 from . import formats
+from .closed import MAX_FIELDS, MAX_LIST, Fields, Labels, at_most, entries, shown
 
-MAX_LIST = 65_536  # entries of any list, before its own ceiling is looked at
 Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Prompt = str | Annotated[list[TokenId], Field(max_length=2**22)] | list[str] | list[list[TokenId]]
+
+
+def _are_ids(ids: list[Any]) -> list[Any]:
+    """Millions of ids, looked at without a step of Python for each."""
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**31):
+        raise ValueError("token ids are whole numbers from 0 to 2147483647")
+    return ids
+
+
+TokenIds = Annotated[list[Any], entries(2**22), AfterValidator(_are_ids)]
+Prompt = str | TokenIds | Annotated[list[str], entries()] | Annotated[list[TokenIds], entries()]
 
 # Field -> values that ask for nothing, as some clients always send them.
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -38,7 +47,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "suffix": (None, ""),
     "best_of": (None, 1),
-    "bad_words": (None, []),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
@@ -65,16 +73,11 @@ INSTEAD = {
 REFUSED = {"chat_template": "a chat template comes with the model or from the server's operator, not with a request"}
 
 
-class Fields(BaseModel):
-    """What all requests share."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-
-
 class StreamOptions(Fields):
-    """include_usage: a last piece with the counts of tokens."""
+    """include_usage: a last piece with the counts of tokens. continuous_usage_stats: every piece has those so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None  # padding against listeners who measure
 
 
@@ -91,11 +94,11 @@ class SamplingFields(Fields):
     frequency_penalty: Number | None = None
     max_tokens: int | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LIST)] | None = None
+    stop: str | Annotated[list[str], entries()] | None = None
+    logit_bias: Annotated[dict[str, Number], at_most(MAX_LIST)] | None = None
     response_format: formats.ResponseFormat | None = None
     user: str | None = Field(None, max_length=1024)
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Labels | None = None
     safety_identifier: str | None = Field(None, max_length=1024)
     prompt_cache_key: str | None = Field(None, max_length=1024)  # a hint for routers: prefixes are found by content
     # beyond OpenAI's
@@ -104,13 +107,14 @@ class SamplingFields(Fields):
     repetition_penalty: Number | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
+    stop_token_ids: Annotated[list[int], entries()] | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: Annotated[list[int], Field(max_length=MAX_LIST)] | None = None
+    allowed_token_ids: Annotated[list[int], entries()] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     structured_outputs: formats.StructuredFields | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -123,10 +127,19 @@ class SamplingFields(Fields):
         """Whether a stream ends with the counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every piece of a stream has the counts so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def sampling(self, **given: Any) -> SamplingParams:
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams: set stream to true", param="stream_options")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats and not self.wants_usage:
+            raise RequestError(
+                "stream_options.continuous_usage_stats goes with include_usage: set it to true", param="stream_options"
+            )
         if self.spaces_between_special_tokens and self.skip_special_tokens is False:
             raise RequestError(
                 "spaces_between_special_tokens: text is what the tokens say, nothing is put between them",
@@ -142,7 +155,7 @@ class SamplingFields(Fields):
 SHARED_NAMES = (
     "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p",
     "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-    "allowed_token_ids", "skip_special_tokens", "prompt_logprobs",
+    "allowed_token_ids", "skip_special_tokens", "prompt_logprobs", "bad_words",
 )  # fmt: skip
 
 
@@ -175,18 +188,19 @@ class CompletionFields(BeamFields):
 class ChatFields(BeamFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], entries(least=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    tools: Annotated[list[dict[str, Any]], entries()] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=64)
     verbosity: str | None = Field(None, max_length=64)
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
 
@@ -196,11 +210,11 @@ class TokenizeFields(Fields):
 
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    messages: Annotated[list[dict[str, Any]], entries(least=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    tools: Annotated[list[dict[str, Any]], entries()] | None = None
     return_token_strs: bool | None = None
 
 
@@ -208,7 +222,7 @@ class DetokenizeFields(Fields):
     """POST /detokenize."""
 
     model: str | None = Field(None, max_length=1024)
-    tokens: Annotated[list[TokenId], Field(max_length=2**20)]
+    tokens: Annotated[list[Any], entries(2**20), AfterValidator(_are_ids)]
 
 
 F = TypeVar("F", bound=Fields)
@@ -216,6 +230,8 @@ F = TypeVar("F", bound=Fields)
 
 def parse(kind: type[F], body: Mapping[str, Any], not_yet: Mapping[str, tuple[Any, ...]] = NOT_YET) -> F:
     """A request's fields from its body. Raises `RequestError` naming the field."""
+    if len(body) > MAX_FIELDS:
+        raise RequestError(f"the body has {len(body)} fields: at most {MAX_FIELDS} are allowed")
     body = dict(body)
     for name, why in REFUSED.items():
         if body.pop(name, None) is not None:
@@ -242,8 +258,8 @@ def refusal(error: ValidationError) -> RequestError:
         return RequestError(f"{str(first['loc'][-1])!r:.80} is not a field of this request", param=param)
     if first["type"] == "missing":
         return RequestError(f"{param} is needed", param=param)
-    shown = repr(first.get("input"))[:80]
-    return RequestError(f"{param} is {shown}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=param)
+    why = first["msg"].removeprefix("Value error, ")
+    return RequestError(f"{param} is {shown(first.get('input'))}: {why[:1].lower()}{why[1:]}", param=param)
 
 
 def bias_by_id(bias: dict[str, float]) -> dict[int, float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tenon_core.client.generation import ActiveRequest
-from tenon_core.client.pairs import PoolingPrompt, encode_pair, encode_text
+from tenon_core.client.pairs import PoolingPrompt, encode_pairs, encode_text
 from tenon_core.client.pooling_face import check_scores, paired, with_task
 from tenon_core.client.vectors import cosine
 from tenon_core.sampling.pooling import EMBED, PoolingParams
@@ -69,17 +70,15 @@ async def scored(
     keep = call.keep(params)
     if call.pooling.is_scorer:
 
-        def encode() -> list[PoolingPrompt]:
-            found = []
-            for first, second in pairs:
-                most = keep
-                if per_document is not None:
-                    own = len(call.tokenizer.encode(first)) + per_document + 1  # and the pair's closing token
-                    most = own if keep is None else min(keep, own)
-                found.append(encode_pair(call.tokenizer, first, second, keep=most))
-            return found
+        @cache
+        def keeps(first: str) -> int | None:
+            if per_document is None:
+                return keep
+            own = len(call.tokenizer.encode(first)) + per_document + 1  # and the pair's closing token
+            return own if keep is None else min(keep, own)
 
-        done = await call.run(await unless_gone(call.request, asyncio.to_thread(encode)), params)
+        encoding = asyncio.to_thread(encode_pairs, call.tokenizer, pairs, call.facts.max_model_len, keeps)
+        done = await call.run(await unless_gone(call.request, encoding), params)
         return [float(data[0, 0]) for _, data in done], [one for one, _ in done]
     check_scores(call.pooling)
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))

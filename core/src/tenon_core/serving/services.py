@@ -26,6 +26,7 @@ from tenon_platforms.errors import CapacityError, RequestError, TenonError
 from .config import ServerConfig
 from .errors import HttpError, not_ready
 from .parsers.registry import Parsers
+from .response_shares import ResponseShares
 from .response_store import ResponseStore
 from .tracing import CURRENT, RequestSpan, Traces
 
@@ -57,6 +58,7 @@ class Services:
     is_draining: bool = False
     siblings: tuple[Path, ...] = ()  # sockets of the other API processes, for their metrics
     responses: ResponseStore = field(init=False)
+    shares: ResponseShares = field(default_factory=ResponseShares)  # with the other API processes
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

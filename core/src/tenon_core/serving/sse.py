@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from .errors import HttpError, error_body, http_error
 
@@ -29,8 +30,10 @@ class Pieces:
         self._start = b"data: " + ENCODER.encode(head)[:-1] + b',"choices":['
         self._end = b"]}\n\n"
 
-    def of(self, choice: bytes) -> bytes:
-        """An event with one choice, already encoded."""
+    def of(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
+        """An event with one choice, already encoded. usage: the counts of tokens so far, where pieces tell them."""
+        if usage is not None:
+            return self._start + choice + b'],"usage":' + ENCODER.encode(usage) + b"}\n\n"
         return self._start + choice + self._end
 
     def usage(self, usage: Mapping[str, int]) -> bytes:
@@ -48,16 +51,38 @@ def error_event(error: HttpError) -> bytes:
     return event(error_body(error))
 
 
+class Stream(StreamingResponse):
+    """A response whose work ends with it, also where no piece was asked for.
+
+    A generator that never began has no `finally`: a client that leaves while the headers wait for room to be sent would
+    leave its work running.
+    """
+
+    def __init__(self, body: AsyncIterator[bytes], headers: Mapping[str, str], release: Callable[[], None]) -> None:
+        super().__init__(body, media_type="text/event-stream", headers=headers)
+        self.release = release
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.release()
+
+
 def stream_response(
     pieces: AsyncIterator[bytes],
     headers: Mapping[str, str] | None = None,
     *,
+    release: Callable[[], None],
     tell: Callable[[HttpError], bytes] = error_event,
     end: bytes = DONE,
-) -> StreamingResponse:
-    """Pieces as a response. An error on the way becomes the last event before the end, as `tell` writes it."""
+) -> Stream:
+    """Pieces as a response. An error on the way becomes the last event before the end, as `tell` writes it.
+
+    release: ends the work behind the pieces; called once the response is over, however it ended.
+    """
     body = guarded(pieces, tell, end)
-    return StreamingResponse(body, media_type="text/event-stream", headers={**HEADERS, **(headers or {})})
+    return Stream(body, {**HEADERS, **(headers or {})}, release)
 
 
 async def guarded(

@@ -8,6 +8,7 @@ from typing import Any
 
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.tool_definitions import checked_tools
+from tenon_core.sampling.rules import ThinkingLimit
 from tenon_core.sampling.structured import StructuredOutputs
 from tenon_platforms.errors import RequestError
 
@@ -23,6 +24,10 @@ NO_PARSER = (
     "tools are given, and this server does not know how its model writes calls: start it with --tool-call-parser NAME,"
     ' or send tool_choice "none"'
 )
+NO_THOUGHTS = (
+    "thinking_token_budget is given, and this server does not know how its model marks thoughts: start it with"
+    " --reasoning-parser NAME"
+)
 NOT_LET = 'this server does not let the model call tools (--no-enable-auto-tool-choice): send tool_choice "none"'
 TWO_FORMS = "tool_choice {} says what the output looks like, and so does {}: give one of the two"
 
@@ -36,6 +41,7 @@ class Reading:
     schemas: Mapping[str, Mapping[str, Any]]
     max_calls: int = MAX_CALLS
     has_reasoning: bool = True  # whether the client wants it
+    has_form: bool = False  # whether a grammar says what the whole answer looks like
     prompt: str = ""  # filled once it is rendered
     forced: ToolFormat | None = None  # how forced calls are written, whatever the model's habit
     structured: StructuredOutputs | None = None  # what forces them
@@ -63,6 +69,18 @@ class Reading:
             for token in vocabulary.special_ids
             if (text := vocabulary.text(token)) and any(text in m for m in marks)
         )
+
+    def thinking_limit(self, budget: int | None) -> ThinkingLimit | None:
+        """What ends a thought that takes more tokens; None where nothing is thought, as an answer has a fixed form.
+
+        Raises `RequestError` where it is not known how the model marks its thoughts.
+        """
+        if budget is None:
+            return None
+        formats = [one for one in (self.parsers.reasoning, self.parsers.channels) if one is not None]
+        if not formats:
+            raise RequestError(NO_THOUGHTS, param="thinking_token_budget")
+        return None if self.has_form else formats[0].limit(budget, self.prompt)
 
     def parser(self, index: int) -> OutputParser:
         """The parser of sample `index`."""
@@ -155,6 +173,7 @@ def reading_of(fields: ChatFields, parsers: Parsers, *, lets_choose: bool) -> Re
         forced=None if forced is None else forced[0],
         structured=None if forced is None else forced[1],
         has_reasoning=fields.include_reasoning is not False,
+        has_form=forced is not None or bool(other),
     )
 
 

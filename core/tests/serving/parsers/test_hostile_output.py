@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -105,3 +106,23 @@ def test_nothing_is_evaluated() -> None:
 def test_a_marker_within_another_is_refused() -> None:
     with pytest.raises(ValueError, match="lies within"):
         Markers(("<a>", "x<a>y"))
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (r"\ud83d\ude00", "\U0001f600"), (r"\ud83d", "\ufffd"), (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\uD83Dx\ud83d\ud83d\ude00", "\ufffdx\ufffd\U0001f600"), (r"\ud83d\u00e9\ud83d\n", "\ufffd\u00e9\ufffd\n"),
+    ],
+)  # fmt: skip
+def test_half_a_surrogate_pair_is_no_character(written: str, told: str) -> None:
+    """Clients parse arguments, send them back, and some protocols send them as JSON: all of it must be Unicode."""
+    call = f'<tool_call>{{"name": "now", "arguments": {{"{written}": "{written}"}}}}</tool_call>'
+    quoted = json.dumps(json.dumps({"a": "@"})).replace("@", written)  # arguments as a text that holds a map
+    text = f'<tool_call>{{"name": "now", "arguments": {quoted}}}</tool_call>'
+    for one, wanted in ((call, {told: told}), (text, {"a": told})):
+        whole = read(parser("hermes"), [one])
+        (found,) = whole["calls"]
+        assert json.loads(found[2]) == wanted
+        for cut in range(len(one)):
+            assert read(parser("hermes"), pieces_of(one, [cut])) == whole

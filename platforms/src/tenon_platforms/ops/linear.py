@@ -1,6 +1,7 @@
 """Linear layers: weight schemes, and the merged linear whose parts each have their own.
 
 Torch-free. A *scheme* says how a weight is stored and what it means; `linear_reference.py` gives the meaning in torch.
+Those of quantized checkpoints are in `quantized.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class WeightScheme(Spec):
     def id(self) -> str:
         """The name used by capabilities and messages."""
         raise NotImplementedError
+
+    def summary(self) -> str:
+        """Its name, which tells all that differs."""
+        return self.id
 
 
 @dataclass(frozen=True, kw_only=True)

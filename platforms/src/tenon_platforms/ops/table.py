@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigError, PluginError
+from ..errors import ConfigError, PluginError, TenonError
 from ..kernel import Kernel, No
 from .references import REFERENCES
 from .spec import Spec
@@ -92,7 +92,8 @@ class OpTable:
     def choose(self, spec: Spec, *context: Any) -> Kernel:
         """The kernel for `spec`. `context`: objects a composite's default needs (the attention backend it writes to).
 
-        Raises `ConfigError` when nothing may serve it: `--strict-ops`, or `--batch-invariant` without such a kernel.
+        Raises `ConfigError` when nothing may serve it: `--strict-ops`, or `--batch-invariant` without such a kernel;
+        `PluginError` where an offer raises, or answers neither `Kernel` nor `No`.
         """
         key = (spec, tuple(id(item) for item in context))
         with self._lock:
@@ -158,7 +159,7 @@ class OpTable:
             if missing:
                 refused.append((offer.name, f"does not know the feature {', '.join(sorted(missing))}"))
                 continue
-            answer = offer.make(spec)
+            answer = _answer(offer, spec)
             if isinstance(answer, No):
                 refused.append((offer.name, str(answer)))
             elif self.batch_invariant and not answer.flags.batch_invariant:
@@ -166,6 +167,26 @@ class OpTable:
             else:
                 return answer, offer.owner, tuple(refused)
         return None, "", tuple(refused)
+
+
+def _answer(offer: Offer, spec: Spec) -> Kernel | No:
+    """What an offer says to a spec: an offer that is wrong is told, never passed over for the reference."""
+    asked = f"kernel offer {offer.name!r} of {offer.owner}, asked for {spec.summary()},"
+    try:
+        answer: object = offer.make(spec)
+    except TenonError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{asked} raises {type(error).__name__}: {error}",
+            remedy="answer No(reason) to a spec that it does not serve",
+        ) from error
+    if not isinstance(answer, (Kernel, No)):
+        raise PluginError(
+            f"{asked} answers {answer!r}: expected Kernel or No",
+            remedy="return the Kernel, or No(reason) for a spec that it does not serve",
+        )
+    return answer
 
 
 def _load(target: str) -> Callable[..., Kernel]:

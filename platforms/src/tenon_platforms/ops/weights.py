@@ -1,7 +1,7 @@
 """The weights that ops are given: checkpoint tensors grouped per op, before a kernel prepares them.
 
-A part is a dict of tensors whose names its scheme fixes (`Dense`: weight; `GGUFBlocks`: blocks; `FP8Channel`: weight,
-scale).
+A part is a dict of tensors whose names its scheme's docstring fixes (`Dense`: weight; `GGUFBlocks`: blocks;
+`FP8Channel`: weight, scale; `quantized.py`).
 """
 
 from __future__ import annotations

@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.dtypes import DType
+from tenon_platforms.torch_dtypes import to_torch
 
 from .registry import ConformanceError
 from .truth.rounding import Bounded, largest, tiny, unit
 
 
 def assert_close(found: Tensor, want: Bounded, dtype: DType, *, what: str, valid: Tensor | None = None) -> None:
-    """Raise `ConformanceError` where `found` (host, of the output's type) is no rounding of `want`.
+    """Raise `ConformanceError` where `found` (on the host) is not of type `dtype`, or no rounding of `want`.
 
     valid: bool, broadcastable: only there a value is asked for.
     """
     if tuple(found.shape) != tuple(want.value.shape):
         raise ConformanceError(f"{what}: shape {list(found.shape)}, expected {list(want.value.shape)}")
+    if found.dtype != to_torch(dtype):
+        raise ConformanceError(f"{what}: {found.dtype}, expected {to_torch(dtype)}")
     if not found.numel():
         return
     wide, true = found.double(), want.value

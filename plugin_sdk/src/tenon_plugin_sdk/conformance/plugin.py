@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from .exceptions import Excused
     from .profile import Profile
+    from .registry import Case, Check
     from .report.progress import Progress
     from .report.results import Results
     from .subject import Subject
@@ -47,6 +48,13 @@ class Run:
         """The exception that covers a check."""
         return next((one for one in self.exceptions if one.covers(address)), None)
 
+    def command(self, check: Check, case: Case, seed: int) -> str:
+        """What runs one check again, as it was."""
+        parts = ["pytest --pyargs tenon_plugin_sdk.conformance", f"--platform {self.subject.name}"]
+        parts += [f"--platform-opt {key}={value}" for key, value in self.subject.texts.items()]
+        parts += [f"--level {check.level},", f"--profile {self.profile.name}", f'-k "{check.address(case)}"']
+        return " ".join([*parts, f"--first-seed {seed}"] if check.is_drawn else parts)
+
     def expired(self, address: str) -> str | None:
         """What to say where the exception that covers a check has expired."""
         found = self.excuse(address)
@@ -61,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--level", help="L2: up to it; L2,L3: those; L2, with a comma: it alone; all (default)")
     group.addoption("--profile", choices=("quick", "full"), help="how long to look; default quick")
     group.addoption("--seeds", type=int, default=1, metavar="N", help="run checks that draw with N seeds; default 1")
+    group.addoption("--first-seed", type=int, default=0, metavar="K", help="the first of the seeds; default 0")
     group.addoption("--baseline", metavar="PATH", help="an earlier --report: L7 fails where a figure got worse")
     group.addoption("--baseline-ratio", type=float, default=1.5, metavar="X", help="times worse that is still well")
     group.addoption("--exceptions", metavar="PATH", help="conformance.yaml; default: beside the platform's manifest")
@@ -125,6 +134,7 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
     except (TenonError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
     profile = PROFILES[config.getoption("--profile") or suite.profile]
+    profile = replace(profile, seed=profile.seed + config.getoption("--first-seed"))
     seeds = max(config.getoption("--seeds"), 1)
     results = Results(platform=name, profile=profile.name, options=dict(subject.options), seeds=seeds)
     return Run(subject=subject, profile=profile, levels=levels, exceptions=exceptions, results=results, seeds=seeds)
@@ -198,13 +208,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     for run in config.stash[RUNS].values():
         if not run.results.entries:
+            if run.subject.error is not None:
+                terminalreporter.section(f"conformance of {run.results.platform}")
+                terminalreporter.write_line(f"the platform does not open:\n{run.subject.error}")
             continue
+        run.results.whole = _is_whole(config)
         run.results.finish(run.subject, seconds=time.time() - run.started)
         terminalreporter.section(f"conformance of {run.results.platform}, {run.results.profile} profile")
         for line in table_lines(run.results, run.levels):
             terminalreporter.write_line(line)
         _write_reports(config, run, terminalreporter)
-        if _is_whole(config):
+        if run.results.whole:
             keep(run.results, run.subject)
 
 

@@ -7,7 +7,7 @@ the platform has nothing that could be checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -94,10 +94,24 @@ def levels_up_to(text: str) -> list[str]:
 
 
 def all_cases(subject: Subject, profile: Profile, levels: Iterable[str]) -> Iterator[tuple[Check, Case]]:
-    """Every check and case of these levels for a subject."""
-    for level in levels:
+    """Every check and case of these levels for a subject; of one that does not open, what L0 says of that.
+
+    Where making a check's cases raises, that is the check's failure, and no other's.
+    """
+    for level in levels if subject.error is None else ("L0",):
         for check in checks_of(level):
             if check.needs_platform and subject.error is not None:
                 continue
-            for case in check.cases_of(subject, profile):
+            try:
+                cases = list(check.cases_of(subject, profile))
+            except Exception as error:  # noqa: BLE001 - whatever a plugin raises is the finding
+                check, cases = replace(check, run=_failing(error)), [Case(id="")]
+            for case in cases:
                 yield check, case
+
+
+def _failing(error: Exception) -> Callable[[Subject, Profile, Case], None]:
+    def run(subject: Subject, profile: Profile, case: Case) -> None:
+        raise error
+
+    return run

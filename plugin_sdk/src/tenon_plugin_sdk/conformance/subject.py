@@ -135,6 +135,13 @@ class Subject:
         """The kernel the engine would use."""
         return self.table.choose(spec, *context)
 
+    def own_kernels(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The platform's kernels that were chosen so far, and its offers that served nothing, with a reason."""
+        choices = () if self._table is None else self._table.choices
+        served = {choice.kernel.name for choice in choices if choice.source not in ("reference", "decomposed")}
+        refused = {name: reason for choice in choices for name, reason in choice.refused}
+        return tuple(sorted(served)), {name: refused[name] for name in sorted(set(refused) - served)}
+
     def to_device(self, value: Tensor) -> Tensor:
         """A copy on the device."""
         target = self.device.empty(tuple(value.shape), value.dtype)

@@ -47,6 +47,6 @@ class ConformanceSuite:
             except NotApplicableError as error:
                 pytest.skip(str(error))
             except Exception as error:
-                if seeds > 1:
-                    raise ConformanceError(f"with seed {profile.seed}: {error}") from error
-                raise
+                said = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+                again = conformance_run.command(conformance_check, conformance_case, profile.seed)
+                raise ConformanceError(f"{said}\n    checked: {conformance_check.what}\n    again: {again}") from error

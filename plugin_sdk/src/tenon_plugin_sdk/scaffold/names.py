@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from tenon_platforms.errors import ConfigError
+from tenon_platforms.hardware import known_hardware
 from tenon_platforms.manifest import read_manifests
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -42,6 +43,11 @@ class PluginNames:
 
 def check_free(names: PluginNames) -> None:
     """Raise `ConfigError` where the platform's name, or the module's, is somebody else's."""
+    if names.name in {row.platform for row in known_hardware()}:
+        raise ConfigError(
+            f"the platform name {names.name!r} is taken: {names.distribution} is published and has it",
+            remedy=f"choose another name, such as {names.name}-2",
+        )
     found = read_manifests()
     owners = {one.name: one.owner for one in found.valid} | {one.name: one.owner for one in found.broken}
     if names.name in owners:

@@ -12,6 +12,8 @@
 #include "tenon_cpu.h"
 #include "threads.h"
 
+bool emulated_tiles_are_right();  // tiles.cpp
+
 namespace {
 
 int failures = 0;
@@ -231,6 +233,7 @@ void callers_take_turns() {
 
 int main() {
     sizes_that_make_no_sense_are_refused();
+    EXPECT(emulated_tiles_are_right());
     for (const int spin_us : {0, 200})
         for (const int threads : {1, 3, 9, 70}) regions_join(spin_us, threads);
     a_region_inside_a_region_is_its_threads_own();
@@ -241,7 +244,7 @@ int main() {
             for (const int64_t rows : {1, 16, 35})
                 for (const int64_t tokens : {1, 3, 21}) random_weights_stay_inside(type, rows, tokens);
         for (const int32_t type : TYPES)
-            for (const int64_t tokens : {1, 2, 7, 16, 45})
+            for (const int64_t tokens : {1, 2, 7, 16, 45, 125})
                 for (const int kind : {0, 1, 2, 3}) products_are_right(type, tokens, (kind & 1) != 0, (kind & 2) != 0);
     }
     tenon_cpu_threads_set(1, nullptr, 0);

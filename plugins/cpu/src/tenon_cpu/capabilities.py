@@ -22,6 +22,7 @@ TYPES = (
     "Q6_K",
 )  # of blocks that the native library computes on
 
+GROUPS = ("32", "64", "128", "-row")  # of columns with one scale, where they become whole blocks
 WHO = "cpu"
 
 
@@ -33,10 +34,14 @@ def capabilities(cpu: CPU, *, is_native: bool, inplace: bool) -> Capabilities:
     if inplace:
         types = TYPES if is_native else ("Q4_0", "Q4_1")
         schemes |= {f"gguf-{name.lower()}": "native" for name in types}
+        if is_native:
+            schemes |= {f"int4-group{size}{zeros}": "native" for size in GROUPS for zeros in ("", "-zeros")}
+            schemes |= {f"int8-group{size}": "native" for size in GROUPS}
+            schemes["int8-channel"] = "native"
     return Capabilities(
         dtypes=_dtypes(cpu),
         kv_dtypes=(DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16),
-        schemes={**schemes, "gguf-*": "dequantize"},
+        schemes={**schemes, **dict.fromkeys(("gguf-*", "fp8-*", "int8-*", "int4-*"), "dequantize")},
         determinism=Determinism.BATCH,
     )
 

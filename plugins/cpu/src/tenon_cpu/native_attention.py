@@ -17,13 +17,13 @@ from torch import Tensor
 
 from tenon_platforms.attention import AttentionBackend, GraphSupport
 from tenon_platforms.batch import AttentionBatch, GQAInputs
-from tenon_platforms.device import Device
 from tenon_platforms.kernel import No
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.torch_dtypes import to_torch
 
 from . import native
+from .memory import zeros
 from .step_calls import TYPES, kernel
 
 LAYOUT_ID = "cpu.tiles-of-16.v1"
@@ -92,7 +92,7 @@ class NativeAttention(AttentionBackend):
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
         shape = (num_blocks, self.spec.num_kv_heads, 2, block_size * self.spec.head_dim)
-        return [Device().zeros(shape, to_torch(self.spec.kv_dtype)) for _ in range(num_layers)]
+        return zeros(num_layers, shape, to_torch(self.spec.kv_dtype))
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         key, value = (part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous() for part in (key, value))

@@ -18,14 +18,15 @@ from torch import Tensor
 from tenon_platforms.errors import DeviceError
 
 from . import native
+from .memory import Slabs
 
 TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
     "BF16": 30,
 }  # fmt: skip
 DENSE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-ALIGNMENT = 64
 FINE = 16  # TENON_FINE of include/tenon_cpu.h
+SLABS = Slabs()
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum tenon_dtype
 _I32, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -111,17 +112,12 @@ def _pack(stored: Tensor, type_name: str, rows: int, columns: int) -> PackedWeig
     sizes.tenon_cpu_packed_bytes.restype = _I64
     need = sizes.tenon_cpu_packed_bytes(TYPES[type_name], rows, columns)
     native.check(max(-need, 0), what)
-    packed = _aligned(need)
+    packed = SLABS.take(need)
     status = _calls()[0](
         TYPES[type_name], rows, columns, stored.data_ptr(), stored.nbytes, packed.data_ptr(), packed.nbytes
     )
     native.check(status, what)
     return PackedWeight(type_name, rows, columns, packed)
-
-
-def _aligned(size: int) -> Tensor:
-    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    return memory[-memory.data_ptr() % ALIGNMENT :][:size]
 
 
 class NativeLinear:

@@ -49,8 +49,11 @@ class Arch:
         return f"sm_{self.major}{self.minor}"
 
 
-def capabilities(arch: Arch, *, quantize: str) -> Capabilities:
-    """dtypes: those with matrix instructions first. Raises `ConfigError` where `quantize` needs a newer card."""
+def capabilities(arch: Arch, *, quantize: str, kernels: str = "auto") -> Capabilities:
+    """dtypes: those with matrix instructions first. Raises `ConfigError` where `quantize` needs a newer card.
+
+    kernels: the option; torch alone has no product of FP8 in blocks.
+    """
     if quantize == "fp8" and not arch.has_fp8:
         raise ConfigError(
             f"--platform-opt cuda.quantize=fp8: this GPU ({arch}) has no 8-bit float products; they begin with sm_89",
@@ -60,7 +63,14 @@ def capabilities(arch: Arch, *, quantize: str) -> Capabilities:
     return Capabilities(
         dtypes=(*dtypes, DType.FLOAT32),
         kv_dtypes=(*dtypes, DType.FLOAT32),
-        schemes={"dense-*": "native", "fp8-*": "native" if arch.has_fp8 else "dequantize", "gguf-*": "dequantize"},
+        schemes={
+            "dense-*": "native",
+            "fp8-block": "native" if arch.has_fp8 and kernels == "auto" else "dequantize",
+            "fp8-*": "native" if arch.has_fp8 else "dequantize",
+            "gguf-*": "dequantize",
+            "int8-*": "dequantize",
+            "int4-*": "dequantize",
+        },
         executable=ExecutableKind.CAPTURE,
         determinism=Determinism.RUN,
     )

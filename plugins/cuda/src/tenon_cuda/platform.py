@@ -50,7 +50,7 @@ class CUDAPlatform(Platform):
         return CUDADevice(info=info, torch_device=torch.device("cuda", index))
 
     def capabilities(self, device: Device) -> Capabilities:
-        return capabilities(Arch.of(device), quantize=self.settings.quantize)
+        return capabilities(Arch.of(device), quantize=self.settings.quantize, kernels=self.settings.kernels)
 
     def register_ops(self, table: OpTable, device: Device) -> None:
         from .ops.offers import register

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tenon_platforms.device import DeviceInfo
 
 VISIBILITY = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = "proc/driver/nvidia/gpus"
+DRIVER_VERSION = "proc/driver/nvidia/version"  # NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun ...
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None, nvml: Any = None) -> tuple[DeviceInfo, ...]:
@@ -59,7 +61,8 @@ def _from_nvml(nvml: Any, root: Path) -> list[DeviceInfo] | None:
     except nvml.NVMLError:  # no driver library, or one that does not answer: the files say more
         return None
     try:
-        return [_nvml_device(nvml, index, root) for index in range(nvml.nvmlDeviceGetCount())]
+        driver = _driver_text(_text(nvml.nvmlSystemGetDriverVersion()))
+        return [replace(_nvml_device(nvml, i, root), driver=driver) for i in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError:
         return None
     finally:
@@ -83,6 +86,7 @@ def _nvml_device(nvml: Any, index: int, root: Path) -> DeviceInfo:
 def _from_driver_files(root: Path) -> list[DeviceInfo]:
     """From `/proc/driver/nvidia/gpus/ADDRESS/information`; architecture and memory are not told there."""
     devices = []
+    driver = _driver_text(_kernel_module_version(root))
     for index, folder in enumerate(sorted((root / DRIVER_FOLDER).glob("*"))):
         facts = _facts(folder / "information")
         devices.append(
@@ -91,9 +95,21 @@ def _from_driver_files(root: Path) -> list[DeviceInfo]:
                 name=facts.get("Model", "NVIDIA GPU"),
                 uuid=facts.get("GPU UUID", ""),
                 numa_node=_numa_node(root, folder.name.lower()),
+                driver=driver,
             )
         )
     return devices
+
+
+def _kernel_module_version(root: Path) -> str:
+    """`580.65.06` of the driver's own file, "" where it does not say. The open module has a longer name, before it."""
+    line = _facts(root / DRIVER_VERSION).get("NVRM version", "")
+    found = re.search(r"\s(\d+(?:\.\d+)+)\s", f"{line} ")
+    return found[1] if found else ""
+
+
+def _driver_text(version: str) -> str:
+    return f"NVIDIA {version}" if version else ""
 
 
 def _facts(file: Path) -> dict[str, str]:

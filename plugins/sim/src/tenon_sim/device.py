@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class SimDevice(Device):
     _queue: WorkQueue | None = None
     _num_damaged: int = 0
     _shapes: set[tuple[Any, ...]] = field(default_factory=set)
-    _host: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)  # storage address -> host buffer
+    _host: WeakValueDictionary[int, Tensor] = field(default_factory=WeakValueDictionary)  # storage address -> buffer
     _num_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class SimDevice(Device):
         buffer = torch.empty(shape, dtype=dtype)
         if buffer.numel():
             self._spoil(buffer)
-            self._host[buffer.untyped_storage().data_ptr()] = weakref.ref(buffer)
+            self._host[buffer.untyped_storage().data_ptr()] = buffer
         return buffer
 
     # work
@@ -171,10 +171,7 @@ class SimDevice(Device):
         tensor.fill_(torch.full((tensor.element_size(),), byte, dtype=torch.uint8).view(tensor.dtype)[0].item())
 
     def _is_host_buffer(self, tensor: Tensor) -> bool:
-        if not tensor.numel():
-            return False
-        held = self._host.get(tensor.untyped_storage().data_ptr())
-        return held is not None and held() is not None
+        return bool(tensor.numel()) and tensor.untyped_storage().data_ptr() in self._host
 
 
 def check_narrow(what: str, dtype: torch.dtype) -> None:

@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenon_triton.ops import choose, cut, experts, float8, gemv, layer_norm, logprobs, mlp, norm, rope_kv, rows, tiles
+from tenon_triton.ops import (
+    blocks,
+    choose,
+    cut,
+    experts,
+    float8,
+    gemv,
+    layer_norm,
+    logprobs,
+    mlp,
+    norm,
+    rope_kv,
+    rows,
+    tiles,
+)
 
 BF16, F32, I32, FP8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
 OLD = ("cuda:80",)  # no FP8 there
@@ -75,6 +89,26 @@ def _gemv(**changes: Any) -> dict[str, Any]:
         "EVEN": True,
         "PAIRED": False,
         "KIND": "",
+        **changes,
+    }
+
+
+def _blocks(**changes: Any) -> dict[str, Any]:
+    return {
+        "x": BF16,
+        "weight": FP8,
+        "x_scale": None,
+        "scale": F32,
+        "bias": BF16,
+        "y": BF16,
+        "tokens": "i32",
+        "out_features": "i32",
+        "in_features": "i32",
+        "x_stride": "i32",
+        "M": 16,
+        "N": 32,
+        "K": 128,
+        "PRECISION": None,
         **changes,
     }
 
@@ -421,6 +455,10 @@ KERNELS: dict[str, Entry] = {
     "gemv": Entry(kernel=gemv._gemv, arguments=_gemv()),
     "gemv paired": Entry(kernel=gemv._gemv, arguments=_gemv(PAIRED=True, KIND="silu", M=2, ROWS=2, BLOCK=1024)),
     "gemv float8": Entry(kernel=gemv._gemv, arguments=_gemv(weight=FP8, scale=F32, BLOCK=4096), without=NO_E4M3FN),
+    "blocks kept": Entry(kernel=blocks._blocks, arguments=_blocks(), without=NO_E4M3FN),
+    "blocks float8": Entry(
+        kernel=blocks._blocks, arguments=_blocks(x=FP8, x_scale=F32, M=128, N=64), without=NO_E4M3FN
+    ),
     "tiles": Entry(kernel=tiles._tiles, arguments=_tiles(), stages=4),
     "tiles swapped": Entry(kernel=tiles._tiles, arguments=_tiles(SWAP=True), stages=4),
     "tiles paired": Entry(

@@ -15,6 +15,7 @@ from tenon_platforms.ops.linear_reference import quantize_fp8
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.normed import AddRMSNormThenSpec
+from tenon_platforms.ops.quantized import FP8Static
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, NormedWeights, PartTensors
 from tenon_triton.ops import linear, normed
@@ -51,9 +52,9 @@ def spec_of(inner: int, outs: dict[str, int], scheme: WeightScheme, dtype: DType
 
 def part(out: int, inner: int, scheme: WeightScheme) -> PartTensors:
     weight = torch.randn(out, inner) * 0.3
-    if isinstance(scheme, FP8Channel):
+    if isinstance(scheme, (FP8Channel, FP8Static)):
         values, scale = quantize_fp8(weight)
-        return {"weight": values, "scale": scale}
+        return {"weight": values, "scale": scale, "input_scale": torch.tensor([0.01])}
     return {"weight": weight.half() if scheme == HALF else weight}
 
 
@@ -94,7 +95,7 @@ def test_every_way(tokens: int, outs: tuple[int, ...], inner: int, way: Way, sch
 @given(
     tokens=st.sampled_from([0, 1, 3, 7, 17]),
     way=st.sampled_from(WAYS[1:]),
-    scheme=st.sampled_from([FULL, FP8Channel()]),
+    scheme=st.sampled_from([FULL, FP8Channel(), FP8Static()]),
     online=st.booleans(),
 )
 def test_gated_mlp(tokens: int, way: Way, scheme: WeightScheme, online: bool) -> None:

@@ -35,23 +35,25 @@ def as_messages(given: Sequence[Mapping[str, Any]], system: Any) -> list[dict[st
         if unknown is not None:
             raise _refusal(f"{where} has {unknown!r:.80}: expected role and content")
         if role == "assistant":
-            _say(messages, _turn(f"{where}.content", one.get("content"), known))
+            messages.append(_turn(f"{where}.content", one.get("content"), known))
         elif role == "system":
-            _say(messages, {"role": role, "content": _texts(f"{where}.content", one.get("content"))})
+            messages.append({"role": role, "content": _texts(f"{where}.content", one.get("content"))})
         else:
-            for message in _asked(f"{where}.content", one.get("content"), known):
-                _say(messages, message)
-    return messages
+            messages += _asked(f"{where}.content", one.get("content"), known)
+    return _joined(messages)
 
 
-def _say(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """One more message, or more of the last one."""
-    last = messages[-1] if messages else {}
-    is_plain = not any(key in one for one in (last, message) for key in ("tool_calls", "tool_call_id"))
-    if last.get("role") == message["role"] and is_plain and "reasoning_content" not in message:
-        last["content"] = "\n\n".join(one for one in (last["content"], message["content"]) if one)
-    else:
-        messages.append(message)
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role as one message, each text copied once however many there are."""
+    turns: list[list[dict[str, Any]]] = []
+    for message in messages:
+        last = turns[-1][0] if turns else {}
+        is_plain = not any(key in one for one in (last, message) for key in ("tool_calls", "tool_call_id"))
+        if last.get("role") == message["role"] and is_plain and "reasoning_content" not in message:
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [{**turn[0], "content": "\n\n".join(one["content"] for one in turn if one["content"])} for turn in turns]
 
 
 def _blocks(where: str, content: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -93,10 +95,12 @@ def _asked(where: str, content: Any, known: set[str]) -> list[dict[str, Any]]:
             found.append(_result(place, block, known))
             continue
         text = _text(place, kind, block)
-        if found and found[-1]["role"] == "user":
-            found[-1]["content"] += f"\n{text}"
-        else:
-            found.append({"role": "user", "content": text})
+        if not found or found[-1]["role"] != "user":
+            found.append({"role": "user", "content": []})
+        found[-1]["content"].append(text)
+    for one in found:
+        if one["role"] == "user":
+            one["content"] = "\n".join(one["content"])
     return found or [{"role": "user", "content": ""}]
 
 

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 
 from tenon_platforms.errors import RequestError
 
-from ..protocol import MAX_LIST, ChatFields, Fields, Number, parse
+from ..closed import Fields, entries
+from ..protocol import ChatFields, Number, parse
 from .message_content import as_messages
 
 # Fields beyond the API's, under the names they have everywhere; they go to the chat request as they are.
@@ -17,6 +18,7 @@ EXTENSIONS = (
     "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "seed",
     "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "logit_bias",
     "cache_salt", "priority", "request_id", "chat_template_kwargs", "structured_outputs", "truncate_prompt_tokens",
+    "bad_words",
 )  # fmt: skip
 # What is asked of Anthropic's own servers -> values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -30,14 +32,19 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "workspace_id": (None,),
 }
 # The chat request's names -> this API's, for errors.
-NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "prompt": "messages"}
+NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "prompt": "messages",
+    "thinking_token_budget": "thinking",
+}
 # Variables by which templates turn thinking on and off.
 SWITCHES = ("enable_thinking", "thinking")
 LEAST_BUDGET = 1024
 
 
 class Thinking(Fields):
-    """thinking. budget_tokens: checked and not held to, as a model does not know it; max_tokens bounds all."""
+    """thinking. budget_tokens: a thought that takes more is ended; max_tokens bounds all."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=LEAST_BUDGET, lt=2**31)] | None = None
@@ -93,9 +100,9 @@ class CountFields(Fields):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = Field(None, max_length=1024)
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_LIST)]
-    system: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    messages: Annotated[list[dict[str, Any]], entries(least=1)]
+    system: str | Annotated[list[dict[str, Any]], entries()] | None = None
+    tools: Annotated[list[dict[str, Any]], entries()] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -115,7 +122,7 @@ class MessageFields(CountFields):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
+    stop_sequences: Annotated[list[str], entries()] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
@@ -130,8 +137,13 @@ def parsed(body: Mapping[str, Any]) -> tuple[MessageFields, dict[str, Any]]:
     return fields, further
 
 
-def as_chat(fields: CountFields, further: Mapping[str, Any], variables: Set[str]) -> ChatFields:
-    """The chat request. variables: those that the template takes. Raises `RequestError`."""
+def as_chat(
+    fields: CountFields, further: Mapping[str, Any], variables: Set[str], *, marks_thoughts: bool = False
+) -> ChatFields:
+    """The chat request. variables: those that the template takes. marks_thoughts: whether thoughts can be told apart.
+
+    Raises `RequestError`.
+    """
     messages = as_messages(fields.messages, fields.system)
     effort = fields.output_config.effort if fields.output_config is not None else None
     wanted = fields.output_config.format if fields.output_config is not None else None
@@ -155,6 +167,8 @@ def as_chat(fields: CountFields, further: Mapping[str, Any], variables: Set[str]
         names = ("stream", "max_tokens", "temperature", "top_p", "top_k")
         chat |= {name: getattr(fields, name) for name in names}
         chat["stop"] = fields.stop_sequences
+        if fields.thinks and fields.thinking is not None and marks_thoughts:
+            chat["thinking_token_budget"] = fields.thinking.budget_tokens
     return parse(ChatFields, chat)
 
 

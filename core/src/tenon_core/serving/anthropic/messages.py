@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..answer_types import TokenCount
 from ..answers import Head, json_response, new_label
 from ..body import read_object
 from ..chat import begin, encoded
@@ -31,7 +32,8 @@ def create(services: Services) -> Any:
         fields, further = parsed(body)
         head = Head(id=f"msg_{new_label()}", object="message", model=services.check_model(fields.model))
         with names_of(NAMES):
-            chat = as_chat(fields, further, template_variables(services))
+            marks = services.parsers.reasoning is not None or services.parsers.channels is not None
+            chat = as_chat(fields, further, template_variables(services), marks_thoughts=marks)
             run = MessageRun(call=await begin(request, services, chat, head, is_clamped=True), limit=fields.max_tokens)
             if not fields.stream:
                 await unless_gone(request, run.finish())
@@ -49,7 +51,8 @@ async def streamed(request: Request, run: MessageRun) -> Response:
         run.call.work.abort()
         raise
     source = with_pings(events(run, run.call.services.config.stream_interval), PING_SECONDS)
-    return stream_response(source, run.call.head.headers(request), tell=error_event, end=b"")
+    headers = run.call.head.headers(request)
+    return stream_response(source, headers, release=run.call.work.abort, tell=error_event, end=b"")
 
 
 def count(services: Services) -> Any:
@@ -65,7 +68,7 @@ def count(services: Services) -> Any:
             chat = as_chat(fields, {}, template_variables(services))
             reading = reading_of(chat, services.parsers, lets_choose=config.enable_auto_tool_choice)
             _, ids = await unless_gone(request, encoded(chat, conversation, reading.tools))
-        return json_response({"input_tokens": len(ids)})
+        return json_response(TokenCount(input_tokens=len(ids)))
 
     return post_count
 

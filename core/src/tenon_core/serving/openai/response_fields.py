@@ -9,7 +9,8 @@ from pydantic import Field
 
 from tenon_platforms.errors import RequestError
 
-from ..protocol import MAX_LIST, ChatFields, Fields, Number, parse
+from ..closed import Fields, Labels, entries
+from ..protocol import ChatFields, Number, parse
 from .response_items import as_messages
 
 LABEL = 1024
@@ -18,6 +19,7 @@ EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "seed",
     "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "logit_bias",
     "cache_salt", "priority", "request_id", "chat_template_kwargs", "structured_outputs", "truncate_prompt_tokens",
+    "bad_words", "thinking_token_budget",
 )  # fmt: skip
 # What is asked of OpenAI's own servers -> values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -85,26 +87,26 @@ class ResponseFields(Fields):
     """The request. Values' ranges are the chat request's own."""
 
     model: str | None = Field(None, max_length=1024)
-    input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    input: str | Annotated[list[dict[str, Any]], entries()] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # of tools that run here: there are none
     temperature: Number | None = None
     top_p: Number | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_LIST)] | None = None
+    tools: Annotated[list[dict[str, Any]], entries()] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[list[INCLUDES], Field(max_length=64)] | None = None
+    include: Annotated[list[INCLUDES], entries(64)] | None = None
     previous_response_id: str | None = Field(None, max_length=256)
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
     stream_options: StreamChoices | None = None
     truncation: str | None = Field(None, max_length=64)
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Labels | None = None
     user: str | None = Field(None, max_length=LABEL)
     safety_identifier: str | None = Field(None, max_length=LABEL)
     prompt_cache_key: str | None = Field(None, max_length=LABEL)

@@ -129,14 +129,18 @@ def as_messages(items: Sequence[Mapping[str, Any]], instructions: str | None) ->
 
     Raises `RequestError` for the output of a call that nobody made.
     """
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
+    lead = [instructions] if instructions else []
+    messages: list[dict[str, Any]] = [{"role": "system"}] if instructions else []
     known: set[str] = set()
     for item in items:
         kind = item["type"]
         if kind == "message" and item["role"] != "assistant":
-            _say(messages, item["role"], text_of("content", item["content"]))
+            text = text_of("content", item["content"])
+            is_lead = item["role"] in ("system", "developer") and len(messages) == bool(lead)
+            if is_lead:  # instructions that follow instructions are added to them, as templates take one at most
+                lead.append(text)
+            if not is_lead or not messages:
+                messages.append({"role": item["role"], "content": text})
         elif kind == "function_call_output":
             identity = item["call_id"]
             if identity not in known:
@@ -153,15 +157,9 @@ def as_messages(items: Sequence[Mapping[str, Any]], instructions: str | None) ->
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 turn.setdefault("tool_calls", []).append(call)
+    if lead:
+        messages[0]["content"] = "\n\n".join(lead)
     return messages
-
-
-def _say(messages: list[dict[str, Any]], role: str, text: str) -> None:
-    """One more message; instructions that follow instructions are added to them, as templates take one at most."""
-    if role in ("system", "developer") and len(messages) == 1 and messages[0]["role"] in ("system", "developer"):
-        messages[0]["content"] += f"\n\n{text}"
-    else:
-        messages.append({"role": role, "content": text})
 
 
 def _turn(messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:

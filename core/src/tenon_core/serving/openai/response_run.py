@@ -71,9 +71,7 @@ class Run:
             self._end("failed")
             raise
         finally:
-            self.chat.work.abort()
-            if self.status == "in_progress":
-                self._end("cancelled")  # the client went away
+            self.leave()
 
     async def finish(self) -> None:
         """Run to the end without telling."""
@@ -121,6 +119,11 @@ class Run:
     def cancel(self) -> None:
         """End it where it stands."""
         self.chat.work.stop(CancelledError("the response was cancelled"))
+        self._end("cancelled")
+
+    def leave(self) -> None:
+        """End what still runs: the client went away, if this is not the end."""
+        self.chat.work.abort()
         self._end("cancelled")
 
     # what clients see

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,11 +12,13 @@ from starlette.responses import Response
 
 from tenon_platforms.errors import RequestError, TenonError
 
-from ..answers import Head, json_response, new_label
+from ..answer_types import DeletedResponse
+from ..answers import Head, json_response
 from ..body import read_object
 from ..chat import begin
 from ..errors import HttpError
 from ..field_names import names_of
+from ..response_shares import History
 from ..response_store import Item, Stored
 from ..services import Services, unless_gone
 from ..sse import stream_response
@@ -26,6 +28,7 @@ from .response_items import checked_items, refusal
 from .response_run import Run, conversation_of
 
 LIMIT, MOST = 20, 100  # items of a page
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create(services: Services) -> Any:
@@ -56,9 +59,12 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
         raise RequestError("this server stores no responses (--max-stored-responses 0)", param="store")
     if fields.background:
         store.check_room(owner)
-    earlier = history(services, owner, fields.previous_response_id)
-    items = [resolved(services, owner, one) for one in checked_items(fields.input if fields.input is not None else [])]
-    head = Head(id=f"resp_{new_label()}{new_label()}", object="response", model=services.check_model(fields.model))
+    earlier = await history(services, owner, fields.previous_response_id)
+    items = [
+        await resolved(services, owner, one) for one in checked_items(fields.input if fields.input is not None else [])
+    ]
+    head = Head(id=services.shares.new_id(), object="response", model=services.check_model(fields.model))
+    kept = conversation_of(earlier, items)
     with names_of(NAMES):
         conversation = [msgspec.json.decode(data) for _, data in earlier] + items
         chat = await begin(request, services, as_chat(fields, further, conversation), head)
@@ -68,7 +74,7 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
         fields=fields,
         chat=chat,
         store=store,
-        conversation=conversation_of(earlier, items),
+        conversation=kept,
         is_stored=store.is_on and fields.store is not False,
     )
     run.begin_storing()
@@ -78,11 +84,16 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
     return run
 
 
-def history(services: Services, owner: str, identity: str | None) -> tuple[Item, ...]:
+async def history(services: Services, owner: str, identity: str | None) -> tuple[Item, ...]:
     """The items of an earlier response of this key's, its output among them."""
     if identity is None:
         return ()
-    earlier = services.responses.get(owner, identity)
+    socket = services.shares.elsewhere(identity)
+    earlier: Stored | History | None
+    if socket is None:
+        earlier = services.responses.get(owner, identity)
+    else:
+        earlier = await services.shares.history(socket, identity, owner)
     if earlier is None:
         raise HttpError(
             404,
@@ -93,14 +104,14 @@ def history(services: Services, owner: str, identity: str | None) -> tuple[Item,
         )
     if not earlier.is_complete:
         raise RequestError(f"response {identity!r:.200} has not ended, or failed", param="previous_response_id")
-    return earlier.items
+    return earlier.kept if isinstance(earlier, History) else earlier.items
 
 
-def resolved(services: Services, owner: str, item: dict[str, Any]) -> dict[str, Any]:
+async def resolved(services: Services, owner: str, item: dict[str, Any]) -> dict[str, Any]:
     """The item that a reference means."""
     if item["type"] != "item_reference":
         return item
-    found = services.responses.item(owner, item["id"])
+    found = services.responses.item(owner, item["id"]) or await services.shares.item(item["id"], owner)
     if found is None:
         raise refusal(f"input refers to item {item['id']!r:.80}, which no stored response has: send the item itself")
     return found
@@ -115,7 +126,8 @@ async def streamed(request: Request, run: Run) -> Response:
         run.store.remove(run.owner, run.id)
         raise
     interval = run.chat.services.config.stream_interval
-    return stream_response(events(run, interval), run.chat.head.headers(request), tell=error_event, end=b"")
+    headers = run.chat.head.headers(request)
+    return stream_response(events(run, interval), headers, release=run.leave, tell=error_event, end=b"")
 
 
 async def in_background(run: Run) -> None:
@@ -146,7 +158,7 @@ def not_found(identity: str) -> HttpError:
     return HttpError(404, f"there is no response {identity!r:.200} of this key", param="response_id")
 
 
-def retrieve(services: Services) -> Any:
+def _retrieve(services: Services) -> Endpoint:
     """GET /v1/responses/ID."""
 
     async def get_response(request: Request) -> Response:
@@ -163,7 +175,7 @@ def raw(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def cancel(services: Services) -> Any:
+def _cancel(services: Services) -> Endpoint:
     """POST /v1/responses/ID/cancel."""
 
     async def post_cancel(request: Request) -> Response:
@@ -176,7 +188,7 @@ def cancel(services: Services) -> Any:
     return post_cancel
 
 
-def delete(services: Services) -> Any:
+def _delete(services: Services) -> Endpoint:
     """DELETE /v1/responses/ID."""
 
     async def delete_response(request: Request) -> Response:
@@ -185,12 +197,12 @@ def delete(services: Services) -> Any:
             raise not_found(request.path_params["identity"])
         if entry.live is not None:
             entry.live.cancel()
-        return json_response({"id": entry.id, "object": "response", "deleted": True})
+        return json_response(DeletedResponse(id=entry.id))
 
     return delete_response
 
 
-def input_items(services: Services) -> Any:
+def _input_items(services: Services) -> Endpoint:
     """GET /v1/responses/ID/input_items."""
 
     async def get_input_items(request: Request) -> Response:
@@ -220,3 +232,29 @@ def input_items(services: Services) -> Any:
         )
 
     return get_input_items
+
+
+# The routes of one response, over this process's store alone.
+KEPT: dict[tuple[str, str], Callable[[Services], Endpoint]] = {
+    ("GET", "/v1/responses/{identity}"): _retrieve,
+    ("DELETE", "/v1/responses/{identity}"): _delete,
+    ("POST", "/v1/responses/{identity}/cancel"): _cancel,
+    ("GET", "/v1/responses/{identity}/input_items"): _input_items,
+}
+
+
+def of_one(method: str, path: str) -> Callable[[Services], Endpoint]:
+    """The maker of a route of one response, whichever API process keeps it."""
+
+    def maker(services: Services) -> Endpoint:
+        here = KEPT[method, path](services)
+
+        async def answered(request: Request) -> Response:
+            socket = services.shares.elsewhere(request.path_params["identity"])
+            if socket is None:
+                return await here(request)
+            return await services.shares.forwarded(socket, request, owner_of(request))
+
+        return answered
+
+    return maker

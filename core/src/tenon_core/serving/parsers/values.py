@@ -21,6 +21,7 @@ _KEY = re.compile(r"[^\s:,{}\[\]\"'<>]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PLAIN = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]+") for quote in "\"'"}
 _HEX = re.compile(r"[0-9a-fA-F]+")
+_HIGH, _LOW = re.compile(r"[dD][89abAB][0-9a-fA-F]{2}"), re.compile(r"[dD][c-fC-F][0-9a-fA-F]{2}")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _JSON_ESCAPES = {**{letter: f"\\{letter}" for letter in '"\\/bfnrt'}, "'": "'"}
 _PYTHON_ESCAPES = {
@@ -170,7 +171,7 @@ def _escape(reader: Reader, dialect: Dialect, emit: Emit) -> Steps[None]:
         if len(digits) != length - 2 or not _HEX.fullmatch(digits):
             raise MalformedError
         reader.skip(length)
-        emit(f"\\u{digits.rjust(4, '0')}")
+        yield from _code_unit(reader, digits.rjust(4, "0"), emit)
     elif known is not None:
         reader.skip(2)
         emit(known)
@@ -179,6 +180,18 @@ def _escape(reader: Reader, dialect: Dialect, emit: Emit) -> Steps[None]:
         emit("\\\\")
     else:
         raise MalformedError
+
+
+def _code_unit(reader: Reader, digits: str, emit: Emit) -> Steps[None]:
+    """Write a UTF-16 unit whose escape was read; half of a surrogate pair, which is no character, is written U+FFFD."""
+    if _HIGH.fullmatch(digits) and (yield from reader.ahead(2)) == "\\u":
+        low = yield from reader.ahead(6)
+        if _LOW.fullmatch(low[2:]):
+            reader.skip(6)
+            emit(f"\\u{digits}{low}")
+            return
+    is_half = _HIGH.fullmatch(digits) or _LOW.fullmatch(digits)
+    emit("\\ufffd" if is_half else f"\\u{digits}")
 
 
 def text_of(reader: Reader, dialect: Dialect = JSON) -> Steps[str]:

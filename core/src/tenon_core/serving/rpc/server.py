@@ -7,6 +7,7 @@ taken, and a call that is cancelled or late ends its work as a disconnect does.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.datastructures import Headers
@@ -36,6 +38,7 @@ FORWARDED = ("authorization", "x-api-key", "x-request-id", "traceparent", "trace
 MAX_METADATA = 32 * 2**10
 MAX_STREAMS = 1024  # of one connection
 HEALTH_SECONDS = 0.25
+NO_MESSAGE = "the bytes are no message of the type that this method takes"
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND, 408: grpc.StatusCode.DEADLINE_EXCEEDED, 413: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -45,25 +48,59 @@ Context = Any  # grpc.aio.ServicerContext, which has no types
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Asks for a key before a method is looked at, also one that does not exist."""
+    """Asks for a key before a method is looked at, also one that does not exist; refuses bytes that are no message."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         if details.method.startswith(PUBLIC):
-            return await continuation(details)
+            return readable(await continuation(details))
         try:
             self.keys.check(headers_of(details.invocation_metadata))
         except HttpError as error:
             return _refusal(await continuation(details), error.message)
-        return await continuation(details)
+        return readable(await continuation(details))
 
 
 def headers_of(metadata: Any) -> Headers:
     """Metadata as headers; binary ones are left out."""
     pairs = [(one[0], one[1]) for one in metadata or () if isinstance(one[1], str)]
     return Headers(raw=[(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in pairs])
+
+
+def readable(handler: Any) -> Any:
+    """The handler of a method that takes one message, with an answer to bytes that are none: gRPC would log its own
+    error with a traceback, and call it the server's."""
+    if handler is None or handler.request_streaming:
+        return handler
+    behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    def read(data: bytes) -> Any:
+        try:
+            return handler.request_deserializer(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    async def answer(request: Any, context: Context) -> Any:
+        if request is _UNREADABLE:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+        return await behaviour(request, context)
+
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        if request is _UNREADABLE:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+        async for one in behaviour(request, context):
+            yield one
+
+    # one that writes to the context by itself is no generator
+    name = "unary_stream" if handler.response_streaming else "unary_unary"
+    return handler._replace(
+        request_deserializer=read, **{name: stream if inspect.isasyncgenfunction(behaviour) else answer}
+    )
+
+
+_UNREADABLE = object()
 
 
 def _refusal(handler: Any, message: str) -> Any:

@@ -11,12 +11,13 @@ from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.dtypes import DType
 from tenon_platforms.formats.gguf_types import BY_NAME, SUPPORTED
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import Dense, GGUFBlocks, LinearPart, MergedLinearSpec, WeightScheme
+from tenon_platforms.ops.linear import Dense, FP8Channel, GGUFBlocks, LinearPart, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec, GatedMLPSpec, MLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, LayerNormSpec, RMSNormSpec
 from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.pooling import MeanPoolSpec
+from tenon_platforms.ops.quantized import FP8Block, FP8Static, Int8Channel, IntGroups
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec, RopeScaling, RopeSpec
 
 from ..registry import Case
@@ -24,6 +25,19 @@ from ..registry import Case
 HALF = (DType.BFLOAT16, DType.FLOAT16)
 COMPUTE = (DType.FLOAT32, *HALF)
 BLOCK_TYPES = tuple(name for name in SUPPORTED if BY_NAME[name].elements > 1)
+QUANTIZED: tuple[WeightScheme, ...] = (
+    FP8Channel(),
+    FP8Static(),
+    FP8Block(),
+    FP8Block(rows=16, columns=32),
+    Int8Channel(),
+    *(IntGroups(bits=4, group_size=size) for size in (32, 64, 128, 0)),
+    IntGroups(bits=4, group_size=32, zeros=True),
+    IntGroups(bits=4, group_size=64, zeros=True, ordered=True),
+    IntGroups(bits=4, group_size=32, ordered=True),
+    IntGroups(bits=8, group_size=128),
+    IntGroups(bits=8, group_size=0, zeros=True),
+)
 
 
 def claimed(capabilities: Capabilities) -> tuple[DType, ...]:
@@ -70,6 +84,10 @@ def linears(capabilities: Capabilities, *, wide: bool) -> Iterator[Case]:
     for name in served:
         spec = MergedLinearSpec(in_features=256, parts=_parts((32, 16), GGUFBlocks(type=name)), dtype=dtype)
         yield Case(id=f"{dtype}-{name}", value=spec)
+    for scheme in QUANTIZED:
+        if capabilities.scheme(scheme.id) is not None:
+            spec = MergedLinearSpec(in_features=256, parts=_parts((144, 16), scheme), dtype=dtype, bias=True)
+            yield Case(id=f"{dtype}-{_name(scheme)}", value=spec)
     if len(served) > 1:
         mixed = (
             LinearPart(name="q", out_features=32, scheme=GGUFBlocks(type=served[0])),
@@ -77,6 +95,11 @@ def linears(capabilities: Capabilities, *, wide: bool) -> Iterator[Case]:
             LinearPart(name="v", out_features=16, scheme=Dense(stored=DType.FLOAT32)),
         )
         yield Case(id=f"{dtype}-mixed", value=MergedLinearSpec(in_features=256, parts=mixed, dtype=dtype))
+
+
+def _name(scheme: WeightScheme) -> str:
+    small = isinstance(scheme, FP8Block) and scheme != FP8Block()
+    return f"{scheme.id}-small" if small else scheme.id
 
 
 def embeddings(capabilities: Capabilities) -> Iterator[Case]:
@@ -119,15 +142,16 @@ def gated_mlps(capabilities: Capabilities) -> Iterator[Case]:
 def normed(capabilities: Capabilities) -> Iterator[Case]:
     """A norm and what reads its rows: a merged linear and a feed-forward, in every claimed scheme of dense shapes."""
     for dtype in claimed(capabilities):
-        norm = AddRMSNormSpec(norm=RMSNormSpec(hidden=64, eps=1e-5, dtype=dtype))
         for case in linears(capabilities, wide=False):
             linear: MergedLinearSpec = case.value
-            if linear.in_features == 64 and linear.dtype == dtype:
-                yield Case(id=case.id, value=AddRMSNormThenSpec(norm=norm, then=linear))
+            if linear.dtype == dtype and (linear.in_features == 64 or linear.parts[0].scheme in QUANTIZED):
+                norm = RMSNormSpec(hidden=linear.in_features, eps=1e-5, dtype=dtype)
+                yield Case(id=case.id, value=AddRMSNormThenSpec(norm=AddRMSNormSpec(norm=norm), then=linear))
         for case in gated_mlps(capabilities):
             ffn: GatedMLPSpec = case.value
-            if ffn.gate_up.in_features == 64 and ffn.down.dtype == dtype:
-                yield Case(id=f"{case.id}-ffn", value=AddRMSNormThenSpec(norm=norm, then=ffn))
+            if ffn.down.dtype == dtype and ffn.gate_up.in_features == 64:
+                norm = RMSNormSpec(hidden=64, eps=1e-5, dtype=dtype)
+                yield Case(id=f"{case.id}-ffn", value=AddRMSNormThenSpec(norm=AddRMSNormSpec(norm=norm), then=ffn))
 
 
 def layer_norms(dtypes: Iterable[DType]) -> Iterator[Case]:
@@ -166,6 +190,9 @@ def moes(capabilities: Capabilities) -> Iterator[Case]:
     dtype = claimed(capabilities)[0]
     if capabilities.scheme("gguf-q8_0") is not None:
         yield Case(id=f"{dtype}-Q8_0", value=_moe(dtype, GGUFBlocks(type="Q8_0"), 4, 2, True, 64, 32))
+    grouped = IntGroups(bits=4, group_size=32)
+    if capabilities.scheme(grouped.id) is not None:
+        yield Case(id=f"{dtype}-{grouped.id}", value=_moe(dtype, grouped, 4, 2, True, 64, 32))
 
 
 def _moe(

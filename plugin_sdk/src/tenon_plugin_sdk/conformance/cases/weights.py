@@ -15,6 +15,7 @@ from tenon_platforms.ops.weights import LinearWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
 from ..subject import Subject
+from . import quantized
 
 # Where a block's float16 scales lie: byte offsets, by type (ggml-common.h).
 _SCALES = {
@@ -34,7 +35,8 @@ def stored_part(scheme: WeightScheme, shape: tuple[int, ...], random: torch.Gene
     scale = shape[-1] ** -0.5
     if isinstance(scheme, Dense):
         return {"weight": (torch.randn(shape, generator=random) * scale).to(to_torch(scheme.stored))}
-    assert isinstance(scheme, GGUFBlocks), f"no stored form of {scheme!r}"
+    if not isinstance(scheme, GGUFBlocks):
+        return quantized.stored(scheme, shape, random)
     kind = BY_NAME[scheme.type]
     blocks = torch.randint(
         0, 256, (*shape[:-1], shape[-1] // kind.elements, kind.bytes), generator=random, dtype=torch.uint8

@@ -43,7 +43,11 @@ def tensors(subject: Subject, profile: Profile, case: Case) -> None:
         for made in (subject.device.empty(shape, dtype), subject.device.zeros(shape, dtype)):
             if tuple(made.shape) != shape or made.dtype != dtype:
                 raise ConformanceError(f"asked for {dtype} {list(shape)}, got {made.dtype} {list(made.shape)}")
-        assert_equal(subject.to_host(subject.device.zeros(shape, dtype)), torch.zeros(shape, dtype=dtype), what="zeros")
+        assert_equal(
+            subject.to_host(subject.device.zeros(shape, dtype)),
+            torch.zeros(shape, dtype=dtype),
+            what=f"Device.zeros({shape}, {dtype})",
+        )
 
 
 def copies(subject: Subject, profile: Profile, case: Case) -> None:
@@ -56,13 +60,13 @@ def copies(subject: Subject, profile: Profile, case: Case) -> None:
         first, second = subject.to_device(value), subject.device.zeros(shape, dtype)
         if value.numel():
             subject.device.copy(second, first)
-        assert_equal(subject.to_host(second), value, what=f"{dtype} {list(shape)} there and back")
+        assert_equal(subject.to_host(second), value, what=f"{dtype} {list(shape)} copied to the device, on it and back")
     whole = subject.device.zeros((6, 10), dtype)
     part = torch.ones((6, 4), dtype=dtype)
     subject.fill(whole[:, 3:7], part)
     want = torch.zeros((6, 10), dtype=dtype)
     want[:, 3:7] = part
-    assert_equal(subject.to_host(whole), want, what="a copy into some columns")
+    assert_equal(subject.to_host(whole), want, what=f"a {dtype} [6, 10] after a copy of ones into columns 3 to 7")
 
 
 def order(subject: Subject, profile: Profile, case: Case) -> None:
@@ -86,7 +90,9 @@ def order(subject: Subject, profile: Profile, case: Case) -> None:
         if number % 7 == 6:
             events[turn].wait()
             if not bool((landing == number).all()):
-                raise ConformanceError(f"after the event of copy {number} the host sees {int(landing[0])}")
+                raise ConformanceError(
+                    f"after the event of copy {number} the host sees the {int(landing[0])} of an earlier one"
+                )
     device.synchronize()
     with device.stream("copies"):
         device.copy(landing, targets[1])

@@ -74,6 +74,7 @@ def replay(subject: Subject, profile: Profile, case: Case) -> None:
         ours = MiniStep.make(subject, model, MAX_BLOCKS, lambda: None)
         twin = MiniStep.make(subject, model, MAX_BLOCKS, subject.device.synchronize)
         executable = execution.executable(ours, name="step")
+        _check_claim(executable.kind, subject.capabilities.executable)
         _check_capturable(executable.kind, model, key)
         inputs = KeyedInputs(subject=subject, step=ours, key=key)
         others = KeyedInputs(subject=subject, step=twin, key=key)
@@ -89,7 +90,8 @@ def replay(subject: Subject, profile: Profile, case: Case) -> None:
             _one(subject, executable, (inputs, others), draw, dtype, number)
         if key.static and executable.num_compiles != compiles:
             raise ConformanceError(
-                f"{executable.num_compiles - compiles} compilations in {profile.replays} runs of a prepared key"
+                f"{executable.num_compiles - compiles} compilations in {profile.replays} runs of the prepared {key}:"
+                " expected none"
             )
         every = list(range(1, ours.num_blocks))
         mine, theirs = (read_blocks(subject, model.backend, step.cache, every) for step in (ours, twin))
@@ -123,6 +125,12 @@ def _same(found: Tensor, want: Tensor, subject: Subject, model: MiniModel, dtype
     gap = (found.double() - want.double()).abs().nan_to_num(nan=0.0)
     if bool((found.isnan() != want.isnan()).any()) or bool((gap > 64 * unit(dtype) * (size + 1)).any()):
         raise ConformanceError(f"{what}: differs by up to {float(gap.max()):.3g} from eager")
+
+
+def _check_claim(kind: ExecutableKind, claimed: ExecutableKind) -> None:
+    """A device that compiles its steps must say so: at start-up kernels are refused by the claim alone."""
+    if (kind is ExecutableKind.TRACE) != (claimed is ExecutableKind.TRACE):
+        raise ConformanceError(f"executables are of kind {kind.value}, capabilities say {claimed.value}")
 
 
 def _check_capturable(kind: ExecutableKind, model: MiniModel, key: ShapeKey) -> None:
@@ -208,7 +216,12 @@ def padding(subject: Subject, profile: Profile, case: Case) -> None:
         mine = set(draw.tables[draw.rows[0]].tolist())
         others = [block for block in range(1, step.num_blocks) if block not in mine]
         if not bool(read_blocks(subject, model.backend, step.cache, others).isnan().all()):
-            raise ConformanceError("padding of a step wrote into blocks of rows that are not in it")
+            written = read_blocks(subject, model.backend, step.cache, others).isnan().logical_not().flatten(1).any(1)
+            blocks = [block for block, is_written in zip(others, written.tolist(), strict=True) if is_written]
+            raise ConformanceError(
+                f"a step of {len(draw.rows)} row, padded to {key.rows}, wrote into blocks {blocks} of other rows:"
+                f" expected writes to {sorted(mine)} and the null block only [{key}]"
+            )
 
 
 def _keys(subject: Subject, profile: Profile) -> Iterable[Case]:

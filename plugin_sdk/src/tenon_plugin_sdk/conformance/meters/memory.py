@@ -1,69 +1,58 @@
-"""Memory at rest, three ways, and what a leak looks like in them.
+"""Memory at rest, by meter.
 
-    device    bytes of the device in use (not for the host's own memory, which everyone shares)
-    host      resident bytes of this process
-    objects   blocks that Python's allocator holds
+    bytes of the device           in use; not of the host's own memory, which everyone shares
+    resident bytes                of this process, in whole pages
+    bytes of malloc's heap        host tensors, and what libraries keep books of
+    blocks of Python's allocator  objects and their parts
 
-A sample is taken when the engine is idle and garbage is collected, after rounds of the same requests; so the right
-slope is zero. The slope is the median of all pairwise slopes (Theil and Sen): one jump, as an allocator's new arena
-makes, does not move it.
+At rest and after the same work all but the resident bytes are the same to the object.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
-import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import combinations
+from functools import cache
 from pathlib import Path
 
 from tenon_platforms.device import Device
 
 STATM = Path("/proc/self/statm")
-# growth a step that is no leak: caches by shape still fill a little, and a sample is an object too
-LEAST = {"device": 1.0, "host": 128.0, "objects": 0.5}
+BLOCKS = "blocks of Python's allocator"
+HEAP_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of malloc.h, in order
 
 
-@dataclass(slots=True, kw_only=True)
-class MemorySamples:
-    """Samples by meter, one a round."""
-
-    device: Device
-    held: dict[str, list[float]] = field(default_factory=dict)
-
-    def take(self) -> None:
-        """One sample of every meter there is."""
-        self.device.synchronize()
-        gc.collect()
-        found: dict[str, float] = {"objects": float(sys.getallocatedblocks())}
-        resident = resident_bytes()
-        if resident is not None:
-            found["host"] = float(resident)
-        if not is_host_memory(self.device):
-            memory = self.device.memory()
-            found["device"] = float(memory.total - memory.free)
-        for name, value in found.items():
-            self.held.setdefault(name, []).append(value)
-
-    def slopes(self, *, steps: float = 1.0, least: Mapping[str, float] = LEAST) -> dict[str, float]:
-        """Growth a step by meter, where it is more than nothing. steps: in a round."""
-        found = {name: theil_sen(values) / steps for name, values in self.held.items()}
-        return {name: slope for name, slope in found.items() if slope >= least[name]}
+def tidy() -> None:
+    """Collect garbage, and drop what the interpreter keeps to be fast: names that it looked up."""
+    gc.collect()
+    clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
+    if clear is not None:
+        clear()
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What is there now is not collected again and again: a collection looks at what is new only."""
+    """What is there now is not collected again and again: a collection, and a census, look at what is new only."""
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+
+
+def read_meters(device: Device) -> dict[str, float]:
+    """Every meter there is."""
+    found: dict[str, int | None] = {"resident bytes": resident_bytes(), "bytes of malloc's heap": heap_bytes()}
+    if not is_host_memory(device):
+        memory = device.memory()
+        found["bytes of the device"] = memory.total - memory.free
+    found[BLOCKS] = sys.getallocatedblocks()
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def is_host_memory(device: Device) -> bool:
@@ -79,7 +68,25 @@ def resident_bytes() -> int | None:
         return None
 
 
-def theil_sen(values: list[float]) -> float:
-    """The median slope between any two samples, a sample."""
-    slopes = [(later - earlier) / (j - i) for (i, earlier), (j, later) in combinations(enumerate(values), 2)]
-    return statistics.median(slopes) if slopes else 0.0
+def heap_bytes() -> int | None:
+    """Bytes that are held of malloc, small pieces and mapped ones; None where the C library does not tell."""
+    read = _mallinfo()
+    if read is None:
+        return None
+    found = read()
+    return int(found.uordblks + found.hblkhd)
+
+
+class _HeapInfo(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in HEAP_FIELDS.split())
+
+
+@cache
+def _mallinfo() -> Callable[[], _HeapInfo] | None:
+    """Glibc's mallinfo2, from 2.33 on."""
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return None
+    function.restype = _HeapInfo
+    return function

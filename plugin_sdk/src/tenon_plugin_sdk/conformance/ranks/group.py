@@ -149,7 +149,7 @@ class RankGroup:
             except queue.Empty:
                 said = rank.said()
                 self.kill()
-                raise HangError(f"rank {place} does not answer within {limit:.0f} s:\n{said}") from None
+                raise HangError(f"rank {place} does not answer within {limit:.0f} s:\n{said}".strip()) from None
             if line is None:
                 said = rank.said()
                 self.kill()

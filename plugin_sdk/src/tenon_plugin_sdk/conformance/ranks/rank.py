@@ -118,7 +118,7 @@ class Member:
         return "came through"
 
     def lost(self, patience: float) -> Any:
-        """Another rank has ended: its neighbours notice, the others wait no longer than they have patience."""
+        """Another rank has ended."""
         self.group.set_timeout(patience)
         self._wait(self.group.all_reduce(self._mine(2, [64], "float32")))
         return "came through"

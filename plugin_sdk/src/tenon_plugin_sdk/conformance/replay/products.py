@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import FP8Channel, MergedLinearSpec
+from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.moe import MoESpec
 from tenon_platforms.ops.norm import AddRMSNormSpec, RMSNormSpec
 from tenon_platforms.ops.normed import AddRMSNormThenSpec
+from tenon_platforms.ops.quantized_reference import ROUNDING
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights
 
 from ..cases.weights import exact_linear, exact_weight
@@ -79,13 +80,13 @@ def _normed(spec: AddRMSNormSpec, given: Mapping[str, Tensor], weight: Tensor) -
 
 
 def _linear(spec: MergedLinearSpec, stored: LinearWeights, x: Bounded) -> Bounded:
-    _no_fp8(spec)
+    _no_rounding(spec)
     lost = max(weight_error(scheme, spec.dtype) for scheme in spec.schemes)
     return layers.biased(x, (exact_linear(spec, stored), stored.bias, lost), spec.dtype)
 
 
 def _ffn(spec: GatedMLPSpec, stored: GatedMLPWeights, x: Bounded) -> Bounded:
-    _no_fp8(spec.gate_up, spec.down)
+    _no_rounding(spec.gate_up, spec.down)
     dtype = spec.down.dtype
     return layers.gated_mlp(
         x,
@@ -164,6 +165,6 @@ def activation_mul(subject: Subject, case: RecordedCase) -> None:
     call_rows(subject, kernel, {"x": x}, lambda t: kernel.run(t["x"]), [("y", truth, spec.dtype)])
 
 
-def _no_fp8(*specs: MergedLinearSpec) -> None:
-    if any(isinstance(scheme, FP8Channel) for spec in specs for scheme in spec.schemes):
+def _no_rounding(*specs: MergedLinearSpec) -> None:
+    if any(isinstance(scheme, ROUNDING) for spec in specs for scheme in spec.schemes):
         raise NotApplicableError("activations quantized as they come have no bound yet")

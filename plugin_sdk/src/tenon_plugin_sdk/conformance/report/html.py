@@ -7,6 +7,7 @@ from html import escape
 
 from ..registry import LEVELS
 from .results import OUTCOMES, Entry, Results, slowest
+from .terminal import verdict
 
 STYLE = """
 :root{color-scheme:light dark;--line:#8884;--pass:#1a7f4b;--fail:#c0362c;--excuse:#9a6700;--skip:#6b7280}
@@ -36,10 +37,10 @@ def _parts(results: Results) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
     yield f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
     highest = results.highest()
-    reached = "no level yet" if highest is None else f"{highest} ({LEVELS[highest][0]})"
+    said = verdict(results) if highest is None else f"Conforms up to <b>{highest} ({LEVELS[highest][0]})</b>"
     seeds = f", {results.seeds} seeds" if results.seeds > 1 else ""
     length = f"{escape(results.profile)} profile{seeds}, {results.seconds:.0f} s"
-    yield f'<p class="lead">Conforms up to <b>{reached}</b>; {length}.</p>'
+    yield f'<p class="lead">{said}; {length}.</p>'
     yield from _levels(results)
     yield from _listed(results, "failed", "What fails")
     yield from _listed(results, "excused", "What is excused")

@@ -40,7 +40,11 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """A run. seeds: how many it drew with. measured: figures of L7. machine, seconds: filled by `finish`."""
+    """A run. seeds: how many it drew with. measured: figures of L7. machine, seconds, served: filled by `finish`.
+
+    whole: no check of its levels was left out by name. served: the kernels that ran and are the platform's own.
+    silent: its offers that served nothing they were asked for, with a reason.
+    """
 
     platform: str
     profile: str
@@ -50,6 +54,9 @@ class Results:
     machine: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     seeds: int = 1
+    whole: bool = True
+    served: tuple[str, ...] = ()
+    silent: dict[str, str] = field(default_factory=dict)
 
     def add(self, check: Check, case: Case, report: Any, excuse: Callable[[str], Excused | None]) -> None:
         """One finished test."""
@@ -76,6 +83,7 @@ class Results:
         self.seconds = seconds
         self.machine = fingerprint(subject)
         self.measured = dict(subject.measured)
+        self.served, self.silent = subject.own_kernels()
 
     def of(self, level: str) -> list[Entry]:
         """A level's entries."""
@@ -86,8 +94,10 @@ class Results:
         return {name: sum(entry.outcome == name for entry in self.of(level)) for name in OUTCOMES}
 
     def highest(self) -> str | None:
-        """The highest level up to which nothing failed, of those that ran from L0 on without a gap."""
+        """The highest level up to which nothing failed, of those that ran whole from L0 on without a gap."""
         reached = None
+        if not self.whole:
+            return None
         for level in LEVELS:
             counts = self.counts(level)
             if not sum(counts.values()) or counts["failed"]:
@@ -176,6 +186,7 @@ def to_json(results: Results) -> str:
         "machine": results.machine,
         "levels": {level: results.counts(level) for level in LEVELS if results.of(level)},
         "measured": results.measured,
+        "kernels": {"served": list(results.served), "silent": results.silent},
         "checks": [asdict(entry) for entry in results.entries],
     }
     return json.dumps(data, indent=1, default=str) + "\n"

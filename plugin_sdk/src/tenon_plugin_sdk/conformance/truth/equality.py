@@ -34,6 +34,23 @@ def hf_reference(model: Any) -> Reference:
     return Reference(narrow=logits_of(model.float().eval()), wide=logits_of(copy.deepcopy(model).double().eval()))
 
 
+def sampled_reference(reference: Reference, *, seed: int, sample: int, temperature: float) -> Reference:
+    """Whose best tokens are those that a sample gets: its logits by its temperature, and the contract's noise."""
+    from tenon_platforms.noise import gumbel, sequence_key, token_bits
+
+    key = sequence_key(seed, sample)
+
+    def noisy(logits: LogitsFn) -> LogitsFn:
+        def with_noise(tokens: Sequence[int]) -> Logits:
+            found = logits(tokens) / temperature
+            chosen = range(1, len(found) + 1)  # the position of the token that each line chooses
+            return found + np.stack([gumbel(token_bits(key, position, found.shape[1])) for position in chosen])
+
+        return with_noise
+
+    return Reference(narrow=noisy(reference.narrow), wide=noisy(reference.wide))
+
+
 def logits_of(model: Any) -> LogitsFn:
     """Every position's logits of a Transformers model, in its own type."""
     import torch

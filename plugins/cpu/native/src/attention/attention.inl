@@ -7,6 +7,9 @@
 // A unit is (row, KV head, queries, keys): the heads of a group are rows of one small product, so K and V are read once
 // a group. Decode rows are split into parts by their own length alone, so a token's result never depends on the batch;
 // the last part to finish merges them all in order. Unwritten slots may hold NaN: keys are masked, values not read.
+//
+// A decode row reads each tile once, from memory, in blocks that lie anywhere: while keys are scored their values are asked
+// for, and while values are summed the keys that follow, of this unit or of the next. That is what decode waits for.
 
 constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 constexpr int TILE_VECS = TILE / W;
@@ -145,6 +148,13 @@ struct Unit {
     int first_key, end_key;
 };
 
+// The tile is needed soon.
+template <class KV>
+static inline void ask_for(const KV* tile, int dim) {
+    const char* at = reinterpret_cast<const char*>(tile);
+    for (int i = 0; i < TILE * dim * static_cast<int>(sizeof(KV)); i += 64) __builtin_prefetch(at + i);
+}
+
 template <class KV>
 static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key, bool values) {
     const int32_t block = p.block_table[unit.row->table_row * p.table_stride + key / p.block_size];
@@ -186,10 +196,12 @@ static inline void soften(const AttentionParams& p, float* scores, int from, int
     total += vsum(sum);
 }
 
+// next: the unit after this one, or null.
 template <class T, class KV>
-static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitMemory& memory) {
+static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitMemory& memory, const Unit* next) {
     const int group = p.heads / p.kv_heads, dim = p.dim, rows = unit.num_queries * group;
     const int first_position = unit.row->length - unit.row->num_queries + unit.first_query;
+    const bool asks = unit.row->splits_keys != 0;
     const Vec scale = vset(p.scale);
     for (int r = 0; r < rows; ++r) {
         const int64_t token = unit.row->query_start + unit.first_query + r / group;
@@ -203,16 +215,23 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
     }
     for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
         const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + TILE - 1) / TILE * TILE;
-        for (int t = 0; t < width; t += TILE)
+        for (int t = 0; t < width; t += TILE) {
+            if (asks) ask_for(tile_at<KV>(p, unit, key + t, true), dim);
             score_rows<KV>(memory.query, rows, dim, tile_at<KV>(p, unit, key + t, false), memory.scores + t);
+        }
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
             const int to = p.causal ? least(count, position + 1 - key) : count;
             const int from = p.window ? most(0, position + 1 - p.window - key) : 0;
             soften(p, memory.scores + r * KEY_BLOCK, least(from, width), most(to, 0), width, memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
-        for (int t = 0; t < width; t += TILE)
+        const bool is_last = key + KEY_BLOCK >= unit.end_key;
+        const Unit* then = !asks ? nullptr : is_last ? next : &unit;
+        const int then_key = then == nullptr ? 0 : is_last ? then->first_key : key + KEY_BLOCK;
+        for (int t = 0; t < width; t += TILE) {
+            if (then != nullptr && then_key + t < then->end_key) ask_for(tile_at<KV>(p, *then, then_key + t, false), dim);
             mix_rows<KV>(memory.scores + t, rows, tile_at<KV>(p, unit, key + t, true), least(TILE, count - t), dim, memory.sums);
+        }
     }
 }
 
@@ -259,17 +278,8 @@ static void merge_parts(const AttentionParams& p, const Unit& unit, const float*
     }
 }
 
-template <class T, class KV>
-static void run_unit(const AttentionParams& p, int row_index, const RowPlan& row, int kv_head, int index, const UnitMemory& memory) {
-    const int group = p.heads / p.kv_heads, dim = p.dim;
+static inline Unit unit_of(const AttentionParams& p, const RowPlan& row, int kv_head, int index) {
     Unit unit{&row, kv_head, 0, 1, row.first_key, row.length};
-    if (row.length == 0) {
-        for (int q = 0; q < row.num_queries; ++q) {
-            T* output = static_cast<T*>(p.output) + (static_cast<int64_t>(row.query_start + q) * p.heads + kv_head * group) * dim;
-            for (int d = 0; d < group * dim; d += W) vstore(output + d, vzero());
-        }
-        return;
-    }
     if (row.splits_keys) {
         unit.first_key = row.first_key + index * row.unit_size;
         unit.end_key = least(row.length, unit.first_key + row.unit_size);
@@ -280,7 +290,21 @@ static void run_unit(const AttentionParams& p, int row_index, const RowPlan& row
         if (p.causal) unit.end_key = first + unit.num_queries;
         if (p.window) unit.first_key = most(0, first + 1 - p.window) / TILE * TILE;
     }
-    compute_unit<T, KV>(p, unit, memory);
+    return unit;
+}
+
+template <class T, class KV>
+static void run_unit(const AttentionParams& p, int row_index, const Unit& unit, int index, const UnitMemory& memory, const Unit* next) {
+    const int group = p.heads / p.kv_heads, dim = p.dim, kv_head = unit.kv_head;
+    const RowPlan& row = *unit.row;
+    if (row.length == 0) {
+        for (int q = 0; q < row.num_queries; ++q) {
+            T* output = static_cast<T*>(p.output) + (static_cast<int64_t>(row.query_start + q) * p.heads + kv_head * group) * dim;
+            for (int d = 0; d < group * dim; d += W) vstore(output + d, vzero());
+        }
+        return;
+    }
+    compute_unit<T, KV>(p, unit, memory, next);
     if (!row.splits_keys || row.num_units == 1) {
         for (int r = 0; r < unit.num_queries * group; ++r)
             finish_row<T>(p, row.query_start + unit.first_query + r / group, kv_head * group + r % group, memory.sums + r * dim, memory.top[r], memory.total[r]);
@@ -311,12 +335,18 @@ static void attend(const AttentionParams& p, int thread, float* scratch) {
     PlanBound at = bounds[thread];
     const PlanBound end = bounds[thread + 1];
     while (at.row < num_rows && !(at.row == end.row && at.kv_head == end.kv_head && at.unit == end.unit)) {
-        run_unit<T, KV>(p, at.row, rows[at.row], at.kv_head, at.unit, memory);
-        if (++at.unit < rows[at.row].num_units) continue;
-        at.unit = 0;
-        if (++at.kv_head < p.kv_heads) continue;
-        at.kv_head = 0;
-        ++at.row;
+        const PlanBound now = at;
+        if (++at.unit >= rows[at.row].num_units) {
+            at.unit = 0;
+            if (++at.kv_head >= p.kv_heads) {
+                at.kv_head = 0;
+                ++at.row;
+            }
+        }
+        const bool follows = at.row < num_rows && rows[at.row].splits_keys && rows[at.row].length > 0;
+        const Unit unit = unit_of(p, rows[now.row], now.kv_head, now.unit);
+        const Unit next = follows ? unit_of(p, rows[at.row], at.kv_head, at.unit) : unit;
+        run_unit<T, KV>(p, now.row, unit, now.unit, memory, follows ? &next : nullptr);
     }
 }
 

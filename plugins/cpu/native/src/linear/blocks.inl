@@ -2,6 +2,9 @@
 // Included inside namespace tenon::TENON_LEVEL, after bytes.inl.
 //
 // A token's sum over a block does not depend on M, and blocks are added in order: tokens get the same bits in any batch.
+//
+// While the first tokens are multiplied with a group, the next group is asked for: groups follow each other in memory, but
+// the hardware's own look-ahead ends at a page, and a group is read once a step, from memory.
 
 // The codes of step S of a block with four low bits and more in `high` (packed.h).
 template <int BITS, int S>
@@ -137,8 +140,8 @@ struct Format {
 // Add one block to acc[m]. block: its codes; d, dmin: of its super-block (K types).
 template <WeightType TYPE, int M>
 TENON_INLINE void add_block(const uint8_t* block, Rows d, Rows dmin, const int8_t* x, int64_t stride,
-                            const float* scales, int64_t scales_stride, const int32_t* halves, int64_t halves_stride,
-                            Rows* acc) {
+                            const float* scales, const float* sums, int64_t scales_stride, const int32_t* halves,
+                            int64_t halves_stride, Rows* acc) {
     using F = Format<TYPE>;
     using Dot = BlockDot<F::BITS, M>;
     const uint8_t* high = block + F::LOW;
@@ -170,25 +173,33 @@ TENON_INLINE void add_block(const uint8_t* block, Rows d, Rows dmin, const int8_
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-        const float unit = scales[m * scales_stride];
-        const int32_t total = halves[m * halves_stride] + halves[m * halves_stride + 1];
+        const int32_t total = F::OFFSET ? halves[m * halves_stride] + halves[m * halves_stride + 1] : 0;
         const Sum whole = F::OFFSET ? sminus(sum[m], F::OFFSET * total) : sum[m];
-        acc[m] = rfma(rof(whole), rscale(scale, unit), acc[m]);
+        acc[m] = rfma(rof(whole), rscale(scale, scales[m * scales_stride]), acc[m]);
         if constexpr (F::HAS_MIN) {
-            const float weight = unit * static_cast<float>(total);
+            const float weight = sums[m * scales_stride];
             acc[m] = rfmas(minimum, F::IS_SUPER ? -weight : weight, acc[m]);
         }
     }
 }
 
-// out [M, 16]: a packed group times M tokens, from token `first` on.
-template <WeightType TYPE, int M>
+// Bytes of memory that are needed soon; any address may be asked for.
+TENON_INLINE void ask_for(const uint8_t* at, int64_t ahead, int bytes) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(ahead);
+#pragma GCC unroll 16
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(address + static_cast<uintptr_t>(i)));
+}
+
+// out [M, 16]: a packed group times M tokens, from token `first` on. ASKS: for the next group.
+template <WeightType TYPE, int M, bool ASKS = false>
 static void multiply_tokens(const uint8_t* group, const Activations& x, int64_t first, float* out) {
     using F = Format<TYPE>;
     const int64_t columns = x.columns, blocks = columns / BLOCK;
     const int8_t* codes = x.codes + first * columns;
     const float* scales = x.scales + first * blocks;
+    const float* sums = x.sums + first * blocks;
     const int32_t* halves = x.halves + first * blocks * 2;
+    const int64_t ahead = blocks * F::BYTES + blocks / 8 * F::HEAD;
     Rows acc[M];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) acc[m] = rzero();
@@ -201,19 +212,24 @@ static void multiply_tokens(const uint8_t* group, const Activations& x, int64_t 
                 group += F::HEAD;
             }
         }
-        add_block<TYPE, M>(group, d, dmin, codes + b * BLOCK, columns, scales + b, blocks, halves + 2 * b, 2 * blocks,
-                           acc);
+        if constexpr (ASKS) ask_for(group, ahead, F::BYTES);
+        add_block<TYPE, M>(group, d, dmin, codes + b * BLOCK, columns, scales + b, sums + b, blocks, halves + 2 * b,
+                           2 * blocks, acc);
         group += F::BYTES;
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) rstore(out + m * GROUP, acc[m]);
 }
 
-constexpr int TILE = TENON_LEVEL_NUMBER >= 2 ? 8 : TENON_LEVEL_NUMBER == 1 ? 4 : 1;
-
 template <WeightType TYPE>
 static void multiply_blocks(const uint8_t* group, const Activations& x, int64_t tokens, float* out) {
+    // With AVX2 six tokens of four bits just fit: twelve sums, two of codes, one of activations, one of products.
+    constexpr int TILE = TENON_LEVEL_NUMBER >= 2 ? 8 : TENON_LEVEL_NUMBER == 0 ? 1 : Format<TYPE>::BITS == 4 ? 6 : 4;
     int64_t t = 0;
+    if (tokens >= TILE) {
+        multiply_tokens<TYPE, TILE, true>(group, x, 0, out);
+        t = TILE;
+    }
     for (; t + TILE <= tokens; t += TILE) multiply_tokens<TYPE, TILE>(group, x, t, out + t * GROUP);
     if constexpr (TILE > 4)
         for (; t + 4 <= tokens; t += 4) multiply_tokens<TYPE, 4>(group, x, t, out + t * GROUP);

@@ -173,7 +173,7 @@ TENON_INLINE void fine_tokens(const int16_t* weights, const BlockScales& s, cons
     }
 }
 
-constexpr int FINE_TILE = TENON_LEVEL_NUMBER >= 2 ? 12 : TENON_LEVEL_NUMBER == 1 ? 4 : 1;
+constexpr int FINE_TILE = TENON_LEVEL_NUMBER >= 2 ? 12 : TENON_LEVEL_NUMBER == 1 ? 6 : 1;
 
 // out [tokens, 16]: a packed group times tokens [first, first + tokens) of x.
 template <WeightType TYPE>
@@ -181,6 +181,7 @@ static void multiply_fine_blocks(const uint8_t* group, const Fine& x, int64_t fi
     using F = Format<TYPE>;
     alignas(64) int16_t weights[GROUP * BLOCK];
     Rows d = rzero(), dmin = rzero(), alone = rzero();
+    const int64_t ahead = x.columns / BLOCK * F::BYTES + x.columns / SUPER * F::HEAD;
     std::memset(out, 0, static_cast<size_t>(tokens) * GROUP * 4);
     for (int64_t b = 0; b < x.columns / BLOCK; ++b, group += F::BYTES) {
         if constexpr (F::IS_SUPER) {
@@ -207,6 +208,7 @@ static void multiply_fine_blocks(const uint8_t* group, const Fine& x, int64_t fi
             alone = scaled<TYPE>(alone, sum, second, s, x.units[at], x.sums[at], x.totals + 2 * at);
             continue;
         }
+        ask_for(group, ahead, F::BYTES);
         unpack_pairs<TYPE, 0>(group, weights);
         unpack_pairs<TYPE, 1>(group, weights);
         unpack_pairs<TYPE, 2>(group, weights);

@@ -14,6 +14,7 @@ struct Activations {
     const float* values;    // [tokens, columns], or null
     const int8_t* codes;    // [tokens, columns], or null
     const float* scales;    // [tokens, columns / 32]
+    const float* sums;      // [tokens, columns / 32], scale times the sum of codes
     const int32_t* halves;  // [tokens, columns / 16]
     const uint16_t* bf16;   // [tokens, columns], or null; there where x is bfloat16 and columns even
     int64_t columns;
@@ -42,7 +43,7 @@ struct FineTaken {
 
 struct LinearKernels {
     // One token. x: `columns` values of a tenon_dtype; values is written where not null, codes likewise.
-    void (*take)(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales,
+    void (*take)(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales, float* sums,
                  int32_t* halves);
     // out [tokens, 16] of one packed group. scratch: columns * 16 bytes of this thread's, 64-aligned.
     void (*multiply)(int32_t type, const uint8_t* group, const Activations& x, int64_t tokens, float* out,

@@ -15,16 +15,17 @@ namespace TENON_LEVEL {
 #include "linear/fine.inl"
 #if TENON_LEVEL_NUMBER == 4
 #include "linear/tiles.inl"
+#include "linear/bf16_tiles.inl"
 constexpr int64_t TILES_FROM = 8;  // tokens from which tiles are the faster
 #else
 constexpr int64_t TILES_FROM = 0;
 #endif
 
-static void take(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales,
+static void take(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales, float* sums,
                  int32_t* halves) {
     const float* wide = dtype == 0 ? static_cast<const float*>(x) : values;
     if (values != nullptr) widen(x, dtype, columns, values);
-    if (codes != nullptr) quantize(wide, columns, codes, scales, halves);
+    if (codes != nullptr) quantize(wide, columns, codes, scales, sums, halves);
 }
 
 template <WeightType TYPE>

@@ -37,7 +37,7 @@ TENON_INLINE void round_block(const float* x, float inverse, int8_t* codes) {
 #endif
 }
 
-static void quantize(const float* x, int64_t columns, int8_t* codes, float* scales, int32_t* halves) {
+static void quantize(const float* x, int64_t columns, int8_t* codes, float* scales, float* sums, int32_t* halves) {
     for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, codes += BLOCK) {
         vf most = vzero(), faults = vzero();
         for (int i = 0; i < BLOCK; i += W) {
@@ -52,6 +52,7 @@ static void quantize(const float* x, int64_t columns, int8_t* codes, float* scal
             std::memset(codes, 0, BLOCK);
             if (fault != 0.0f) codes[0] = codes[16] = 1;  // so that even a sum without minimum is not-a-number
             halves[2 * b] = halves[2 * b + 1] = codes[0];
+            sums[b] = scales[b];  // zero, or not-a-number
             continue;
         }
         if (top > 1e-30f) {
@@ -66,5 +67,6 @@ static void quantize(const float* x, int64_t columns, int8_t* codes, float* scal
             for (int i = 0; i < 16; ++i) sum += codes[16 * h + i];
             halves[2 * b + h] = sum;
         }
+        sums[b] = scales[b] * static_cast<float>(halves[2 * b] + halves[2 * b + 1]);
     }
 }

@@ -2,7 +2,7 @@
 //
 // Quantized: a group's codes are unpacked once into `scratch`, 512 bytes a block, which is a B tile of 8 rows; one
 // product a block (twice for halves of Q6_K), then the scales, in the same order and with the same roundings as the
-// other levels. bfloat16: 32 columns a product, sums stay in the tile.
+// other levels.
 //
 // GCC 12's _tile_loadconfig declares 8 of the 64 bytes as its input, so the rest may be optimized away: hence the asm.
 
@@ -179,33 +179,6 @@ static void multiply_fine_tiles(const uint8_t* group, const Fine& x, int64_t fir
         for (int m = 0; m < 16; ++m) {
             if (m >= count) break;
             rstore(out + (t + m) * GROUP, acc[m]);
-        }
-    }
-    _tile_release();
-}
-
-// bfloat16 weights and activations. A last part of fewer than 32 columns is a smaller product.
-static void multiply_bf16_tiles(const uint8_t* group, const Activations& x, int64_t tokens, float* out) {
-    const int64_t columns = x.columns, whole = columns / 32 * 32, rest = columns - whole;
-    for (int64_t t = 0; t < tokens; t += 16) {
-        const int count = static_cast<int>(tokens - t < 16 ? tokens - t : 16);
-        const uint16_t* values = x.bf16 + t * columns;
-        float* sums = out + t * GROUP;
-        configure(count, 64);
-        _tile_zero(0);
-        for (int64_t c = 0; c < whole; c += 32) {
-            _tile_loadd(2, values + c, columns * 2);
-            _tile_loadd(3, group + 32 * c, 64);
-            _tile_dpbf16ps(0, 2, 3);
-        }
-        _tile_stored(0, sums, 64);
-        if (rest) {
-            configure(count, static_cast<int>(rest * 2));
-            _tile_loadd(0, sums, 64);
-            _tile_loadd(2, values + whole, columns * 2);
-            _tile_loadd(3, group + 32 * whole, 64);
-            _tile_dpbf16ps(0, 2, 3);
-            _tile_stored(0, sums, 64);
         }
     }
     _tile_release();

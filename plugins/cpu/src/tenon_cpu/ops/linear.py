@@ -111,7 +111,7 @@ def merged_linear(spec: MergedLinearSpec, policy: WeightPolicy) -> Kernel | No:
     """run(x, weight) -> y, as the reference's; `weight` is a prepared `Product`."""
     if not spec.dtype.is_floating or spec.dtype == DType.FLOAT64:
         return No(f"no product in {spec.dtype}")
-    quantized = any(isinstance(scheme, GGUFBlocks) for scheme in spec.schemes)
+    quantized = not all(isinstance(scheme, Dense) for scheme in spec.schemes)
     if policy.stays_int4(spec):
         return Kernel(
             name="int4 packed", run=_runner(spec.dtype, None), prepare=_prepare_int4(spec), flags=KernelFlags()

@@ -102,7 +102,7 @@ def native_moe_layer(spec: MoESpec, packer: Packer) -> Kernel | No:
             size += sum(part.nbytes for part in packed)
         return Experts(weights.router.to(to_torch(spec.dtype)), each, size)
 
-    kernel = packer.kernel((spec.gate, spec.up, spec.down), spec.dtype, run=_runner(spec), prepare=prepare)
+    kernel = packer.kernel(shapes, spec.dtype, run=_runner(spec), prepare=prepare)
     # The router is torch's product, whose sums depend on the batch; which experts run is known on the host only.
     return replace(kernel, flags=KernelFlags(graph_safe=False))
 

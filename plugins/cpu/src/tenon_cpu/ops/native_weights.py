@@ -1,7 +1,8 @@
 """Linears, gated MLPs and embeddings by the native library: weights stay in the bits of their file.
 
-A GGUF part is packed block for block, its activations rounded to int16 or int8 codes; a dense part keeps its stored
-type where the linear computes in float32, and has the linear's own otherwise. A tied table is packed once for both.
+A GGUF part is packed block for block, its activations rounded to int16 or int8 codes; integers of other checkpoints
+become such blocks (`group_blocks.py`). A dense part keeps its stored type where the linear computes in float32, and has
+the linear's own otherwise; what is no block is expanded to that. A tied table is packed once for both.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.formats.gguf_types import BY_NAME
 from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.embedding import EmbeddingSpec
-from tenon_platforms.ops.linear import Dense, GGUFBlocks, LinearPart, MergedLinearSpec, WeightScheme
+from tenon_platforms.ops.linear import Dense, FP8Channel, GGUFBlocks, LinearPart, MergedLinearSpec, WeightScheme
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.quantized import FP8Block, FP8Static, Int8Channel, IntGroups
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
 from .. import native
 from ..native_linear import DENSE, TYPES, NativeLinear, PackedWeight, look_up, pack_blocks, pack_dense
+from .group_blocks import block_type, blocks_of
 
+QUANTIZED = (FP8Channel, FP8Static, FP8Block, Int8Channel, IntGroups)
 Weights = tuple[Any, ...]  # (NativeLinear, its PackedWeights): what holds the bytes is counted by identity
 
 
@@ -48,6 +52,8 @@ class Packer:
             return No(f"computes float32, bfloat16 and float16, not {dtype}")
         if isinstance(scheme, Dense):
             return None if to_torch(scheme.stored) in DENSE else No(f"no product of weights stored as {scheme.stored}")
+        if isinstance(scheme, QUANTIZED):
+            return None
         if not isinstance(scheme, GGUFBlocks):
             return No(f"no product of {scheme.id}")
         if scheme.type not in TYPES or scheme.type not in BY_NAME:
@@ -63,22 +69,34 @@ class Packer:
         if (known := self._tied.get(key)) is not None and known[0]() is stored and (packed := known[1]()) is not None:
             found: PackedWeight = packed
             return found
-        if isinstance(scheme, GGUFBlocks) and self.gguf != "dequantize":
-            made = pack_blocks(tensors["blocks"], scheme.type, columns)
+        kind = self._block_type(scheme, columns)
+        blocks = None
+        if kind is not None:
+            blocks = tensors["blocks"] if isinstance(scheme, GGUFBlocks) else blocks_of(scheme, tensors, columns)
+        if blocks is not None and kind is not None:
+            made = pack_blocks(blocks, kind, columns)
         else:
             wide = tensors["weight"] if isinstance(scheme, Dense) else dense_weight(scheme, tensors, torch.float32)
             made = pack_dense(wide.to(self._kept(wide.dtype, dtype)))
         self._tied[key] = (weakref.ref(stored, lambda _: self._tied.pop(key, None)), weakref.ref(made))
         return made
 
-    def kernel(self, schemes: tuple[WeightScheme, ...], dtype: DType, *, run: Any, prepare: Any) -> Kernel:
-        """A kernel on packed weights of `schemes`, named by them and the instruction set.
+    def _block_type(self, scheme: WeightScheme, columns: int) -> str | None:
+        """The blocks that a weight is computed on in, or None: as floats."""
+        if self.gguf == "dequantize":
+            return None
+        return scheme.type if isinstance(scheme, GGUFBlocks) else block_type(scheme, columns)
+
+    def kernel(self, weights: tuple[tuple[WeightScheme, int], ...], dtype: DType, *, run: Any, prepare: Any) -> Kernel:
+        """A kernel on packed weights, (scheme, columns) each, named by their schemes and the instruction set.
 
         Every token's sums have one order at any number of tokens, but for the bfloat16 tiles of AMX.
         """
-        blocks = any(isinstance(scheme, GGUFBlocks) for scheme in schemes)
-        expands = blocks and self.gguf == "dequantize"
-        dense = expands or any(isinstance(scheme, Dense) for scheme in schemes)
+        schemes = {scheme for scheme, _ in weights}
+        as_floats = {scheme for scheme, columns in weights if self._block_type(scheme, columns) is None}
+        expands = any(not isinstance(scheme, Dense) for scheme in as_floats)
+        # scales that are no float16 are met when the weights are: they make floats of a few blocks
+        dense = bool(as_floats) or any(isinstance(scheme, QUANTIZED) for scheme in schemes)
         tiles = dense and dtype == DType.BFLOAT16 and native.current_isa() == "amx"
         return Kernel(
             name=", ".join(("native", *sorted({scheme.id for scheme in schemes}), native.current_isa())),
@@ -103,7 +121,8 @@ def merged_linear(spec: MergedLinearSpec, packer: Packer) -> Kernel | No:
     def prepare(weights: LinearWeights, uses: tuple[WeightUse, ...]) -> Weights:
         return _linear(spec.parts, spec, weights, packer)
 
-    return packer.kernel(spec.schemes, spec.dtype, run=_run, prepare=prepare)
+    weights = tuple((scheme, spec.in_features) for scheme in spec.schemes)
+    return packer.kernel(weights, spec.dtype, run=_run, prepare=prepare)
 
 
 def gated_mlp(spec: GatedMLPSpec, packer: Packer) -> Kernel | No:
@@ -126,8 +145,8 @@ def gated_mlp(spec: GatedMLPSpec, packer: Packer) -> Kernel | No:
         result: Tensor = weights[1][0](weights[0][0](x))
         return result
 
-    schemes = (*spec.gate_up.schemes, *spec.down.schemes)
-    return packer.kernel(schemes, spec.down.dtype, run=run, prepare=prepare)
+    kept = tuple((scheme, linear.in_features) for linear in (spec.gate_up, spec.down) for scheme in linear.schemes)
+    return packer.kernel(kept, spec.down.dtype, run=run, prepare=prepare)
 
 
 def embedding(spec: EmbeddingSpec, packer: Packer) -> Kernel | No:
@@ -143,7 +162,7 @@ def embedding(spec: EmbeddingSpec, packer: Packer) -> Kernel | No:
     def run(token_ids: Tensor, weights: PackedWeight) -> Tensor:
         return look_up(weights, token_ids, scale, dtype)
 
-    return packer.kernel((spec.scheme,), spec.dtype, run=run, prepare=prepare)
+    return packer.kernel(((spec.scheme, spec.hidden),), spec.dtype, run=run, prepare=prepare)
 
 
 def _linear(

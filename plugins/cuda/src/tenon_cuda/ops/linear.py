@@ -1,7 +1,7 @@
 """Merged linears through cuBLAS: every part in one weight of the model's type, one product for all.
 
-GGUF blocks are expanded when they are loaded. cuBLAS picks its kernel by the number of rows, so a row's bits may depend
-on how many there are: not batch-invariant.
+Quantized weights are expanded when they are loaded. cuBLAS picks its kernel by the number of rows, so a row's bits may
+depend on how many there are: not batch-invariant.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
-from tenon_platforms.ops.linear import Dense, GGUFBlocks, MergedLinearSpec
+from tenon_platforms.ops.linear import Dense, FP8Channel, GGUFBlocks, MergedLinearSpec
 from tenon_platforms.ops.linear_reference import dense_weight
+from tenon_platforms.ops.quantized import FP8Block, FP8Static, Int8Channel, IntGroups
 from tenon_platforms.ops.weights import LinearWeights
 from tenon_platforms.torch_dtypes import to_torch
 
+EXPANDED = (GGUFBlocks, FP8Channel, FP8Static, FP8Block, Int8Channel, IntGroups)
 Prepared = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 
 
@@ -29,9 +31,9 @@ def joined_weight(spec: MergedLinearSpec, weights: LinearWeights) -> Prepared:
 
 def cublas(spec: MergedLinearSpec) -> Kernel | No:
     """run(x, weights) -> y, as the reference's docstring says."""
-    foreign = [scheme.id for scheme in spec.schemes if not isinstance(scheme, (Dense, GGUFBlocks))]
+    foreign = [scheme.id for scheme in spec.schemes if not isinstance(scheme, (Dense, *EXPANDED))]
     if foreign:
-        return No(f"multiplies dense and expanded GGUF weights only, not {foreign[0]}")
+        return No(f"knows no weights of {foreign[0]}")
 
     def prepare(weights: LinearWeights, uses: tuple[WeightUse, ...]) -> Prepared:
         return joined_weight(spec, weights)

@@ -27,8 +27,9 @@ LIBRARY = "tenon_triton"
 
 def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) -> None:
     """Offer the kernels that `settings` let in. Raises `PluginError` where tenon-triton is there and does not load."""
-    if settings.quantize == "fp8":
-        table.offer(MergedLinearSpec, "w8a8", fp8.w8a8, priority=1)
+    if arch.has_fp8:
+        online = settings.quantize == "fp8"
+        table.offer(MergedLinearSpec, "w8a8", lambda spec: fp8.w8a8(spec, online=online), priority=1)
     table.offer(MergedLinearSpec, "cublas", linear.cublas)
     if settings.kernels == "torch":
         return

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.mlp import ACTIVATIONS, GatedMLPSpec
+from tenon_platforms.ops.quantized import FP8Block
 from tenon_platforms.ops.weights import GatedMLPWeights
 from tenon_platforms.torch_dtypes import to_torch
 
@@ -28,6 +29,8 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy) -> Kernel | No:
     for part in (spec.gate_up, spec.down):
         if not part.dtype.is_floating or part.dtype.num_bytes > 4:
             return No(f"multiplies float32 and half types, not {part.dtype}")
+    if policy.float8 and any(isinstance(one, FP8Block) for one in (*spec.gate_up.schemes, *spec.down.schemes)):
+        return No("FP8 in blocks is multiplied part by part")
     if len(spec.gate_up.parts) != 2 or spec.gate_up.out_features != 2 * spec.down.in_features:
         return No("the first product is not one gate and one up")
     kind, dtype = spec.activation, to_torch(spec.down.dtype)

@@ -1,7 +1,8 @@
 """Merged linears: all parts in one weight [out, in], multiplied in the way a table names for this many tokens.
 
-Dense weights in the linear's type, or FP8 (`FP8Channel`, or any weight quantized when it is loaded): then activations
-are quantized a token, except by the GEMV, which widens the weights instead and keeps what the activations have.
+Dense weights in the linear's type, or FP8 (with a scale a channel, or any weight quantized when it is loaded): then
+activations are quantized a token, also where a checkpoint has one scale for all, which is coarser; except by the GEMV,
+which widens the weights instead and keeps what the activations have. Other schemes are expanded when they are loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.nn.functional import linear
 from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.linear import Dense, FP8Channel, MergedLinearSpec
 from tenon_platforms.ops.linear_reference import dense_weight, quantize_fp8
+from tenon_platforms.ops.quantized import FP8Static
 from tenon_platforms.ops.weights import LinearWeights
 from tenon_platforms.torch_dtypes import to_torch
 
@@ -23,6 +25,7 @@ from .gemv import MOST_TOKENS, gemv
 from .linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, LinearTable, Rule, Tiles, Way
 from .tiles import tiles
 
+CHANNELS = (FP8Channel, FP8Static)  # schemes whose weights are kept as they come
 FLOAT8_UNIT = 16  # the library multiplies FP8 in whole units of so many
 ONE_TILE = LinearTable(rules=(Rule(max_tokens=2**31, way=Tiles(m=64, n=64, k=64, splits=1, warps=4, stages=3)),))
 
@@ -65,7 +68,7 @@ class LinearPolicy:
         """Whether the weight of `spec` is kept in FP8."""
         if not self.float8 or spec.in_features % FLOAT8_UNIT or spec.out_features % FLOAT8_UNIT:
             return False
-        return self.online_float8 or all(isinstance(scheme, FP8Channel) for scheme in spec.schemes)
+        return self.online_float8 or all(isinstance(scheme, CHANNELS) for scheme in spec.schemes)
 
     def prepare(self, spec: MergedLinearSpec, weights: LinearWeights) -> Weight:
         """All parts joined."""
@@ -76,7 +79,7 @@ class LinearPolicy:
             return Weight(weight=_join(parts).contiguous(), scale=None, bias=bias)
         kept, scales = [], []
         for part, tensors in zip(spec.parts, weights.parts, strict=True):
-            if isinstance(part.scheme, FP8Channel):
+            if isinstance(part.scheme, CHANNELS):
                 kept.append(tensors["weight"])
                 scales.append(tensors["scale"].float().reshape(-1))
             else:

@@ -10,6 +10,7 @@ from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
 from tenon_platforms.ops.mlp import GatedMLPSpec
 from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.normed import AddRMSNormThenSpec
+from tenon_platforms.ops.quantized import FP8Block
 from tenon_platforms.ops.weights import NormedWeights
 
 from .gated_mlp import gated_mlp
@@ -23,7 +24,7 @@ def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel 
     """run(x, residual, weights) -> (y, sum), as the reference's; weights: the norm's, and those `then` prepared."""
     norm: RMSNormSpec = spec.norm.norm
     product = spec.then.gate_up if isinstance(spec.then, GatedMLPSpec) else spec.then
-    if not policy.is_float8(product):
+    if not policy.is_float8(product) or any(isinstance(scheme, FP8Block) for scheme in product.schemes):
         return No("the product reads rows as the norm leaves them", alternative="its parts")
     plain = add_rms_norm(spec.norm)
     then = gated_mlp(spec.then, policy) if isinstance(spec.then, GatedMLPSpec) else merged_linear(spec.then, policy)

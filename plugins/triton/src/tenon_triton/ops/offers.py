@@ -16,7 +16,20 @@ from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
 from tenon_platforms.ops.sampling import SamplerSpec, TokenLogprobsSpec
 from tenon_platforms.ops.table import OpTable
 
-from . import gated_mlp, layer_norm, linear, logprobs, mlp, moe, norm, normed, rope_kv, rows, sampling
+from . import (
+    blocks,
+    gated_mlp,
+    layer_norm,
+    linear,
+    logprobs,
+    mlp,
+    moe,
+    norm,
+    normed,
+    rope_kv,
+    rows,
+    sampling,
+)
 from .linear import LinearPolicy
 
 NORM = {"rms_norm.weight_offset"}
@@ -41,6 +54,10 @@ def register(table: OpTable, policy: LinearPolicy, *, head: LinearPolicy | None 
     def normed_then(spec: AddRMSNormThenSpec) -> Kernel | No:
         return normed.add_rms_norm_then(spec, policy)
 
+    def blocks_of(spec: MergedLinearSpec) -> Kernel | No:
+        return blocks.merged_linear(spec, policy)
+
+    table.offer(MergedLinearSpec, "triton.blocks", blocks_of, priority=priority)
     table.offer(MergedLinearSpec, "triton.linear", merged, priority=priority)
     table.offer(GatedMLPSpec, "triton.gated_mlp", gated, priority=priority)
     table.offer(AddRMSNormThenSpec, "triton.add_rms_norm_then", normed_then, features=NORM, priority=priority)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tenon_core.sampling.rules import ThinkingLimit
+
 from ..reader import Steps
 from ..scan import Scan, new_call_id
 
@@ -77,3 +79,13 @@ class ReasoningFormat(Format):
         if end.endswith(self.closes):
             return False
         return self.is_assumed or end.endswith(self.opens)
+
+    def limit(self, tokens: int, prompt: str) -> ThinkingLimit:
+        """Ends what is thought after so many tokens."""
+        return ThinkingLimit(
+            tokens=tokens,
+            opens=self.opens,
+            closes=(*self.closes, *self.breaks),
+            end=self.closes[0],
+            is_open=self.is_open(prompt),
+        )

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tenon_core.sampling.rules import ThinkingLimit
+
 from ..reader import MalformedError, Steps, markers
 from ..scan import Scan
 from .base import ToolFormat
@@ -30,6 +32,16 @@ class Harmony(ToolFormat):
     bare: str = "t"  # of `to=`
     message: str = "<|message|>"
     constrain: str = "<|constrain|>"
+
+    def limit(self, tokens: int, prompt: str) -> ThinkingLimit:
+        """Ends what is thought after so many tokens; the answer's channel follows at once."""
+        return ThinkingLimit(
+            tokens=tokens,
+            opens=(f"<|channel|>analysis{self.message}",),
+            closes=("<|end|>", "<|return|>", "<|call|>"),
+            end=f"<|end|><|start|>assistant<|channel|>final{self.message}",
+            repeats=True,
+        )
 
     def parse(self, scan: Scan, opener: str) -> Steps[None]:
         if not opener and (yield from scan.ahead(3)) != "to=":

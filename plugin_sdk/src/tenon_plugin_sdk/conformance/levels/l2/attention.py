@@ -6,8 +6,8 @@ The bytes of a cache are the platform's, so blocks are poisoned and inspected th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -115,7 +115,12 @@ def run_step(subject: Subject, profile: Profile, spec: AttentionSpec, draw: Page
             what = f"attention of row {row} ({world.query_lens[row]} of {world.lengths[row]} tokens)"
             assert_close(part, truth, spec.dtype, what=what)
         if not bool(found[tokens:].isfinite().all()):
-            raise ConformanceError("padding tokens are not finite: the layers behind would spread it")
+            raise ConformanceError(
+                "padding tokens are not finite: the layers behind would spread it. They may name a real row, here one"
+                " of NaN: leave out tokens past num_valid"
+                if draw.poisoned >= 0
+                else "padding tokens are not finite: the layers behind would spread it"
+            )
         buffers.check()
         after = read_blocks(subject, backend, cache, list(range(world.num_blocks)))
         assert_equal(after, before, what="the KV cache after `run`, which only reads it")
@@ -143,6 +148,7 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
     canonical = torch.randn(shape, generator=random).to(dtype)
     with subject.device.inference_context():
         caches = backend.allocate(9, size, 2)
+        _check_bytes(backend, caches, 9, size)
         zeros = read_blocks(subject, backend, caches[0], [0])
         assert_equal(zeros, torch.zeros_like(zeros), what="the null block after allocate")
         order = [3, 1, 8, 5, 7, 2, 4, 6]
@@ -165,6 +171,32 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
         )
         zeros = read_blocks(subject, backend, caches[0], [0])
         assert_equal(zeros, torch.zeros_like(zeros), what="the null block after writes elsewhere")
+
+
+def _check_bytes(backend: AttentionBackend, caches: list[Any], num_blocks: int, size: int) -> None:
+    """The pool is planned from the layout's bytes: a cache whose tensors take more overruns the device's memory."""
+    said = num_blocks * backend.layout.block_bytes(size)
+    for cache in caches:
+        taken = sum(tensor.nbytes for tensor in _tensors(cache))
+        if taken > said:
+            raise ConformanceError(
+                f"a cache of {num_blocks} blocks of {size} tokens takes {taken} bytes, its layout says {said}"
+                " (padded_head_dim, dtype, scale_bytes_per_token): the engine would plan more blocks than there is"
+                " memory for"
+            )
+
+
+def _tensors(cache: Any) -> Iterator[Tensor]:
+    """The tensors of a cache, which is a tensor or plain Python around some."""
+    if isinstance(cache, Tensor):
+        yield cache
+    elif isinstance(cache, (tuple, list)):
+        for part in cache:
+            yield from _tensors(part)
+    elif isinstance(cache, dict):
+        yield from _tensors(list(cache.values()))
+    elif is_dataclass(cache):
+        yield from _tensors([getattr(cache, item.name) for item in fields(cache)])
 
 
 def far_slots(subject: Subject, profile: Profile, case: Case) -> None:

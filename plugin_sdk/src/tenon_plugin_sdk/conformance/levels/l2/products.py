@@ -23,6 +23,7 @@ from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.rounding import Bounded, unit
+from .activations import given, seen
 from .running import bind, check_rows, weight_error
 
 FILLS = ("normal", "mixed", "tiny", "zeros", "nan row")
@@ -59,7 +60,8 @@ def merged_linear(subject: Subject, profile: Profile, case: Case) -> None:
 
     def run(draw: RowsDraw) -> None:
         x = values((draw.tokens, spec.in_features), draw, to_torch(spec.dtype), large=large)
-        truth = product(Bounded.exact(x))
+        x, rows = given(spec.schemes, x, draw.seed)
+        truth = product(rows)
         check_rows(subject, kernel, draw, {"x": x}, lambda t: kernel.run(t["x"], held), [("y", truth, spec.dtype)])
 
     fills = (*FILLS, "large")
@@ -104,8 +106,10 @@ def add_rms_norm_then(subject: Subject, profile: Profile, case: Case) -> None:
     stored: LinearWeights | GatedMLPWeights
     if isinstance(spec.then, GatedMLPSpec):
         stored, product = _stored_ffn(profile, spec.then)
+        schemes = spec.then.gate_up.schemes
     else:
         stored, product = _stored_linear(profile, spec.then)
+        schemes = spec.then.schemes
     random = generator(profile.salted(9))
     weight = (torch.randn(norm.hidden, generator=random) * 0.3 + 1 - norm.weight_offset).to(dtype)
     held = bind(subject, kernel, NormedWeights(norm=weight, then=stored), spec.op)
@@ -116,6 +120,7 @@ def add_rms_norm_then(subject: Subject, profile: Profile, case: Case) -> None:
         rows = layers.rms_norm(
             total.rounded(unit(norm.dtype)), weight.double(), norm.eps, norm.weight_offset, norm.dtype
         ).rounded(unit(norm.dtype))
+        rows = seen(schemes, rows)
         check_rows(
             subject,
             kernel,

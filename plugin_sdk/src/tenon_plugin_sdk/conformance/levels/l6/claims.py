@@ -7,7 +7,7 @@ from typing import Any
 
 from tenon_platforms.capabilities import Determinism
 from tenon_platforms.dtypes import DType
-from tenon_platforms.errors import ConfigError, RequestError, TenonError
+from tenon_platforms.errors import ConfigError, RequestError
 
 from ...engines import prompts_of, running
 from ...models.store import ModelStore
@@ -37,8 +37,13 @@ def unclaimed(subject: Subject, profile: Profile, case: Case) -> None:
     except ConfigError as error:
         if not error.remedy:
             raise ConformanceError(f"{case.id} is refused without a remedy: {error}") from error
-    except TenonError as error:
-        raise ConformanceError(f"{case.id} is refused with {type(error).__name__}, not ConfigError: {error}") from error
+    except ConformanceError:
+        raise
+    except Exception as error:
+        raise ConformanceError(
+            f"{case.id} is not claimed; an engine that is started with {case.value} ends in {type(error).__name__}:"
+            f" {error}; expected ConfigError with a remedy"
+        ) from error
 
 
 def admission(subject: Subject, profile: Profile, case: Case) -> None:
@@ -57,7 +62,8 @@ def admission(subject: Subject, profile: Profile, case: Case) -> None:
             engine.run()
             if engine.reasons[number, 0] != "length":
                 raise ConformanceError(
-                    f"{name} was admitted and ended with {engine.reasons[number, 0]}: {engine.messages[number, 0]}"
+                    f"a request with {params} was admitted and ended with {engine.reasons[number, 0]}:"
+                    f" {engine.messages[number, 0]}; expected 6 tokens, or {name!r} in `Capabilities.refused`"
                 )
 
 

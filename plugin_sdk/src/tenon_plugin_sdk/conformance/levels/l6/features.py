@@ -12,7 +12,7 @@ from ...models.store import ModelStore
 from ...profile import Profile
 from ...registry import Case, Check, ConformanceError, NotApplicableError
 from ...subject import Subject
-from ...truth.equality import Reference
+from ...truth.equality import Reference, sampled_reference
 from .comparing import check_compiles, generate, needs_float32, same_tokens
 
 MODELS = ("llama", "gemma3")  # one layer group; several, with windows
@@ -25,6 +25,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "two-rows": {"max_num_seqs": 2},
     "eager": {"enforce_eager": True},
 }
+HOT = 6.0  # a temperature at which wide logits leave a choice
 Prompts = list[list[int]]
 
 
@@ -55,13 +56,22 @@ def prefix_hits(engine: Engine, reference: Reference, seed: int) -> None:
 
 
 def forks(engine: Engine, reference: Reference, seed: int) -> None:
-    """Samples of one prompt share its blocks and go on alone."""
+    """Samples of one prompt share its blocks and go on alone: the same tokens, and tokens that part at once."""
     for number, length in enumerate((1, 37, 48)):
         (prompt,) = prompts_of((length,), seed=seed + length)
         engine.submit(number, prompt, n=3, max_tokens=20)
         engine.run()
         found = [engine.tokens[number, sample] for sample in range(3)]
         same_tokens(found, reference, [prompt] * 3, f"samples that share a prompt of {length}")
+        engine.submit(10 + number, prompt, n=3, max_tokens=20, temperature=HOT, seed=seed)
+        engine.run()
+        parted = [engine.tokens[10 + number, sample] for sample in range(3)]
+        if length > 1 and not parted[0] != parted[1] != parted[2]:
+            raise ConformanceError(f"three samples at temperature {HOT} are the same: {parted[0]}")
+        for sample, tokens in enumerate(parted):
+            drawn = sampled_reference(reference, seed=seed, sample=sample, temperature=HOT)
+            label = f"sample {sample} of 3 at temperature {HOT}, which part in a shared block (seed {seed})"
+            same_tokens([tokens], drawn, [prompt], label)
 
 
 def late_arrivals(engine: Engine, reference: Reference, seed: int) -> None:
@@ -126,18 +136,27 @@ def preemption(subject: Subject, profile: Profile, case: Case) -> None:
 
 
 def repeats(subject: Subject, profile: Profile, case: Case) -> None:
-    """The same requests on a fresh engine: the same tokens, sampled ones too, where determinism is claimed."""
+    """The same sampled requests on a fresh engine: the same tokens, and those of the contract's noise."""
     needs_float32(subject)
     if subject.capabilities.determinism is Determinism.NONE:
         raise NotApplicableError("it claims no determinism")
-    path = ModelStore.of(subject).tiny("llama").path
+    store = ModelStore.of(subject)
+    model = store.tiny("llama")
     prompts = prompts_of((3, 40, 17), seed=profile.seed)
     runs = []
     for _ in range(2):
-        with running(subject, path) as engine:
-            runs.append(engine.generate(prompts, temperature=1.2, max_tokens=24))
-    if runs[0] != runs[1]:
-        raise ConformanceError(f"determinism {subject.capabilities.determinism.value} is claimed; two runs differ")
+        with running(subject, model.path) as engine:
+            runs.append(engine.generate(prompts, temperature=HOT, max_tokens=24))
+    for place, (first, second) in enumerate(zip(*runs, strict=True)):
+        if first != second:
+            raise ConformanceError(
+                f"determinism {subject.capabilities.determinism.value} is claimed, but prompt {place} of {len(prompts)}"
+                f" got {first} and on a fresh engine {second} [temperature {HOT}, seed {place}]"
+            )
+        drawn = sampled_reference(
+            store.reference(model.path, model.model), seed=place, sample=0, temperature=HOT
+        )  # a request's seed is its id
+        same_tokens([first], drawn, prompts[place : place + 1], f"sampled with the contract's noise, seed {place}")
 
 
 def batch_invariant(subject: Subject, profile: Profile, case: Case) -> None:
@@ -155,7 +174,11 @@ def batch_invariant(subject: Subject, profile: Profile, case: Case) -> None:
         together = engine.generate(prompts, temperature=1.3, max_tokens=20)
     if alone != together:
         wrong = [place for place in range(len(prompts)) if alone[place] != together[place]]
-        raise ConformanceError(f"--batch-invariant: prompts {wrong} got other tokens in another batch")
+        place = wrong[0]
+        raise ConformanceError(
+            f"--batch-invariant: of {len(prompts)} prompts {wrong} got other tokens in another batch; prompt {place} of"
+            f" {len(prompts[place])} tokens got {together[place]}, alone {alone[place]} [temperature 1.3, seed {place}]"
+        )
 
 
 def _flags(subject: Subject, profile: Profile) -> Iterable[Case]:

@@ -46,6 +46,7 @@ struct Room {  // what one call needs of the scratch
     float* values = nullptr;
     int8_t* codes = nullptr;
     float* scales = nullptr;
+    float* sums = nullptr;
     int32_t* halves = nullptr;
     FineTaken fine{};
 };
@@ -67,6 +68,7 @@ Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
     } else if (linear.quantized) {
         r.codes = arena.take<int8_t>(all);
         r.scales = arena.take<float>(all / BLOCK);
+        r.sums = arena.take<float>(all / BLOCK);
         r.halves = arena.take<int32_t>(all / 16);
     }
     return r;
@@ -140,6 +142,7 @@ private:
                 kernels_.take(x_at(t), call_.x_type, columns, to.values ? to.values + t * columns : nullptr,
                               to.codes ? to.codes + t * columns : nullptr,
                               to.codes ? to.scales + t * (columns / BLOCK) : nullptr,
+                              to.codes ? to.sums + t * (columns / BLOCK) : nullptr,
                               to.codes ? to.halves + t * (columns / 16) : nullptr);
             if (to.fine.codes == nullptr) continue;
             const FineTaken& all = to.fine;
@@ -189,6 +192,7 @@ private:
         if (from.codes != nullptr) {
             x.codes = from.codes + first * columns;
             x.scales = from.scales + first * (columns / BLOCK);
+            x.sums = from.sums + first * (columns / BLOCK);
             x.halves = from.halves + first * (columns / 16);
         }
         if (call_.x_type == TENON_BF16 && contiguous_ && columns % 2 == 0)

@@ -1,0 +1,1 @@
+"""Quantized safetensors checkpoints: from a `quantization_config` and stored tensors to the contract's schemes."""

@@ -1,0 +1,1 @@
+"""Level 4 by subject: what stays behind, the books of blocks, and being short of memory."""

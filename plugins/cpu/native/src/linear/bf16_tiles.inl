@@ -1,0 +1,88 @@
+// AMX: bfloat16 weights and activations, up to 64 tokens at a time. Included inside namespace tenon::amx, after tiles.inl,
+// and by tests/tiles.cpp over tiles of its own.
+//
+// 32 columns a product; sums stay in their tiles until the end, so the order of a sum depends on nothing but the columns.
+
+// Tiles 0..3: sums of up to four times sixteen tokens, 4..6: tokens, 7: weights; the last sixteen may be fewer.
+TENON_INLINE void configure_many(int count, int last, int token_bytes) {
+    TileConfig config;
+    for (int i = 0; i < 7; ++i) {
+        config.rows[i] = static_cast<uint8_t>(i % 4 == count - 1 ? last : 16);
+        config.column_bytes[i] = static_cast<uint16_t>(i < 4 ? 64 : token_bytes);
+    }
+    config.rows[7] = static_cast<uint8_t>(token_bytes / 4);
+    config.column_bytes[7] = 64;
+    load_config(config);
+}
+
+// Columns [0, columns), 32 a product (or all of them, where they are fewer), of N times sixteen tokens. A product waits for
+// the one before it in the same sum: of four sums, none waits long. The fourth tokens take the tile of the first.
+template <int N>
+TENON_INLINE void add_bf16(const uint16_t* x, int64_t width, const uint8_t* group, int64_t columns) {
+    const int64_t stride = width * 2, sixteen = 16 * width;
+    for (int64_t c = 0; c < columns; c += 32) {
+        _tile_loadd(7, group + 32 * c, 64);
+        _tile_loadd(4, x + c, stride);
+        _tile_dpbf16ps(0, 4, 7);
+        if constexpr (N > 1) {
+            _tile_loadd(5, x + sixteen + c, stride);
+            _tile_dpbf16ps(1, 5, 7);
+        }
+        if constexpr (N > 2) {
+            _tile_loadd(6, x + 2 * sixteen + c, stride);
+            _tile_dpbf16ps(2, 6, 7);
+        }
+        if constexpr (N > 3) {
+            _tile_loadd(4, x + 3 * sixteen + c, stride);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+    }
+}
+
+template <int N>
+TENON_INLINE void put_tiles(float* out) {
+    _tile_stored(0, out, 64);
+    if constexpr (N > 1) _tile_stored(1, out + 16 * GROUP, 64);
+    if constexpr (N > 2) _tile_stored(2, out + 32 * GROUP, 64);
+    if constexpr (N > 3) _tile_stored(3, out + 48 * GROUP, 64);
+}
+
+// A last part of fewer than 32 columns is a smaller product, for which the tiles are configured anew.
+template <int N>
+static void multiply_bf16_tokens(const uint8_t* group, const uint16_t* x, int64_t width, int last, float* out) {
+    const int64_t whole = width / 32 * 32, rest = width - whole;
+    configure_many(N, last, 64);
+    _tile_zero(0);
+    if constexpr (N > 1) _tile_zero(1);
+    if constexpr (N > 2) _tile_zero(2);
+    if constexpr (N > 3) _tile_zero(3);
+    add_bf16<N>(x, width, group, whole);
+    put_tiles<N>(out);
+    if (rest == 0) return;
+    configure_many(N, last, static_cast<int>(rest * 2));
+    _tile_loadd(0, out, 64);
+    if constexpr (N > 1) _tile_loadd(1, out + 16 * GROUP, 64);
+    if constexpr (N > 2) _tile_loadd(2, out + 32 * GROUP, 64);
+    if constexpr (N > 3) _tile_loadd(3, out + 48 * GROUP, 64);
+    add_bf16<N>(x + whole, width, group + 32 * whole, rest);
+    put_tiles<N>(out);
+}
+
+// bfloat16 weights and activations, up to 64 tokens at a time.
+static void multiply_bf16_tiles(const uint8_t* group, const Activations& x, int64_t tokens, float* out) {
+    const int64_t width = x.columns;
+    for (int64_t t = 0; t < tokens;) {
+        const int64_t left = tokens - t, whole = left / 16;
+        const int count = whole > 3 ? 4 : static_cast<int>(whole > 2 ? 3 : (left + 15) / 16);
+        const int64_t taken = left < 16 * count ? left : 16 * count;
+        const int last = static_cast<int>(taken - 16 * (count - 1));
+        const uint16_t* values = x.bf16 + t * width;
+        float* sums = out + t * GROUP;
+        if (count == 4) multiply_bf16_tokens<4>(group, values, width, last, sums);
+        else if (count == 3) multiply_bf16_tokens<3>(group, values, width, last, sums);
+        else if (count == 2) multiply_bf16_tokens<2>(group, values, width, last, sums);
+        else multiply_bf16_tokens<1>(group, values, width, last, sums);
+        t += taken;
+    }
+    _tile_release();
+}
