@@ -156,7 +156,7 @@ def _q5_k(data: Tensor, wide: torch.dtype) -> Tensor:
 def _q6_k(data: Tensor, wide: torch.dtype) -> Tensor:
     low = data[:, :128].view(-1, 2, 1, 64)
     quants = torch.cat((low & 15, low >> 4), dim=2).view(-1, 2, 4, 32)  # halves of 128: four runs of 32
-    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8, device=data.device)[:, None]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=data.device)[:, None]  # made there: captures may hold it
     high = (data[:, 128:192].view(-1, 2, 1, 32) >> shifts) & 3
     signed = (quants | (high << 4)).to(wide) - 32
     scales = data[:, 192:208].contiguous().view(torch.int8).to(wide)  # one a run of 16
