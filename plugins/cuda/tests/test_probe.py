@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,25 @@ def test_the_driver_is_named_by_its_own_file(machine: Any, text: str | None, dri
         machine.file("proc/driver/nvidia/version", text)
     (found,) = probe(machine.root, {}, FakeNVML(broken=True))
     assert found.driver == driver
+
+
+def test_nvml_is_asked_by_a_process_of_its_own(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of that name stands in for the library; asked here, it would count a caller."""
+    (tmp_path / "pynvml.py").write_text(
+        "import os, types\nclass NVMLError(Exception): ...\n"
+        "def nvmlInit(): ...\ndef nvmlShutdown(): ...\ndef nvmlDeviceGetCount(): return 1\n"
+        "def nvmlSystemGetDriverVersion(): return '580.65.06'\ndef nvmlDeviceGetHandleByIndex(i): return i\n"
+        "def nvmlDeviceGetCudaComputeCapability(h): return (9, 0)\ndef nvmlDeviceGetName(h): return str(os.getpid())\n"
+        "def nvmlDeviceGetUUID(h): return 'GPU-a'\n"
+        "def nvmlDeviceGetMemoryInfo(h): return types.SimpleNamespace(total=7)\n"
+        "def nvmlDeviceGetPciInfo(h): return types.SimpleNamespace(busId='00000000:01:00.0')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = probe(tmp_path, {})
+    assert (found.uuid, found.arch, found.memory, found.driver) == ("GPU-a", "sm_90", 7, "NVIDIA 580.65.06")
+    assert found.name != str(os.getpid())
+    (tmp_path / "pynvml.py").write_text("raise ImportError('no library')")
+    assert probe(tmp_path, {}) == ()
 
 
 def test_both_ways_name_the_driver_alike(machine: Any) -> None:

@@ -1,12 +1,12 @@
 """Which NVIDIA GPUs are here, asking torch nothing: NVML where it is installed, else the driver's files.
 
-Creates no context and is safe before a fork: NVML is closed again, `/proc` and `/sys` are only read. NVML counts
-in PCI order; a visibility variable is honoured as CUDA does (indices or beginnings of UUIDs, up to the first unknown).
+Creates no context and is safe before a fork: NVML is asked by a process of its own, `/proc` and `/sys` are only read.
+NVML counts in PCI order; a visibility variable is honoured as CUDA does (indices or beginnings of UUIDs, up to the
+first unknown).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Mapping
@@ -16,15 +16,17 @@ from typing import Any
 
 from tenon_platforms.device import DeviceInfo
 
+from .nvml_facts import Facts, ask_apart, read
+
 VISIBILITY = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = "proc/driver/nvidia/gpus"
 DRIVER_VERSION = "proc/driver/nvidia/version"  # NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun ...
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None, nvml: Any = None) -> tuple[DeviceInfo, ...]:
-    """The devices this process may use, numbered as it sees them. nvml: the module, for tests; None: import it."""
+    """The devices this process may use, numbered as it sees them. nvml: a module, for tests."""
     environ = os.environ if environ is None else environ
-    found = _from_nvml(nvml or _import_nvml(), root)
+    found = _from_nvml(nvml, root)
     if found is None:
         found = _from_driver_files(root)
     return tuple(replace(info, id=index) for index, info in enumerate(visible(found, environ.get(VISIBILITY))))
@@ -46,40 +48,21 @@ def visible(found: list[DeviceInfo], value: str | None) -> list[DeviceInfo]:
     return chosen
 
 
-def _import_nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:  # the driver's files will do
-        return None
-
-
 def _from_nvml(nvml: Any, root: Path) -> list[DeviceInfo] | None:
-    if nvml is None:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver library, or one that does not answer: the files say more
-        return None
-    try:
-        driver = _driver_text(_text(nvml.nvmlSystemGetDriverVersion()))
-        return [replace(_nvml_device(nvml, i, root), driver=driver) for i in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
+    """What a fresh process reads, where `nvml` is None."""
+    facts = ask_apart() if nvml is None else read(nvml)
+    return None if facts is None else [_device(index, one, root) for index, one in enumerate(facts)]
 
 
-def _nvml_device(nvml: Any, index: int, root: Path) -> DeviceInfo:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    address = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+def _device(index: int, facts: Facts, root: Path) -> DeviceInfo:
     return DeviceInfo(
         id=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        arch=f"sm_{major}{minor}",
-        memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        numa_node=_numa_node(root, address),
+        name=facts["name"],
+        uuid=facts["uuid"],
+        arch=facts["arch"],
+        memory=facts["memory"],
+        numa_node=_numa_node(root, facts["address"]),
+        driver=_driver_text(facts["driver"]),
     )
 
 
@@ -128,7 +111,3 @@ def _numa_node(root: Path, address: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
-
-
-def _text(value: Any) -> str:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
