@@ -114,6 +114,18 @@ def test_gated_mlp(tokens: int, way: Way, scheme: WeightScheme, online: bool) ->
     assert error(found, wanted) < (1e-5 if exact else 0.2)  # FP8: 4 % a product, more where the interpreter rounds
 
 
+def test_float8_products_are_no_coarser_than_their_type() -> None:
+    """torch's library gives bfloat16: other types go through tiles, whatever the table says."""
+    torch.manual_seed(0)
+    spec = spec_of(64, {"p": 48}, FP8Channel(), DType.FLOAT32)
+    weights = part(48, 64, FP8Channel())
+    kernel = made(linear.merged_linear(spec, one_way(LIBRARY, float8=True)))
+    x = 448 * torch.randint(-1, 2, (20, 64)) * torch.exp2(-torch.randint(0, 4, (20, 64)))  # rounding leaves these
+    x[:, 0] = 448
+    wide = weights["weight"].double() * weights["scale"].double()[:, None]
+    assert error(kernel.run(x, kernel.bind(LinearWeights(parts=(weights,)))), x.double() @ wide.t()) < 1e-5
+
+
 def test_split_sums_are_the_same_every_time_and_leave_their_counters_at_zero() -> None:
     way = Tiles(m=16, n=32, k=32, splits=4)
     kernel = made(linear.merged_linear(spec_of(256, {"p": 64}, FULL, DType.FLOAT32), one_way(way)))

@@ -27,7 +27,8 @@ from .tiles import tiles
 
 CHANNELS = (FP8Channel, FP8Static)  # schemes whose weights are kept as they come
 FLOAT8_UNIT = 16  # the library multiplies FP8 in whole units of so many
-ONE_TILE = LinearTable(rules=(Rule(max_tokens=2**31, way=Tiles(m=64, n=64, k=64, splits=1, warps=4, stages=3)),))
+ONE_WAY = Tiles(m=64, n=64, k=64, splits=1, warps=4, stages=3)
+ONE_TILE = LinearTable(rules=(Rule(max_tokens=2**31, way=ONE_WAY),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,25 +140,24 @@ def multiply(x: Tensor | Float8Rows, weight: Weight, policy: LinearPolicy, dtype
             return linear(x, weight.weight, weight.bias)
         x = quantize(x)
     assert weight.scale is not None, "quantized activations meet a quantized weight only"
-    if isinstance(way, Tiles):
-        return tiles(x.values, weight.weight, way, x_scale=x.scale, scale=weight.scale, bias=weight.bias, dtype=dtype)
-    return _library_float8(x, weight, dtype)
+    if not isinstance(way, Tiles) and dtype == torch.bfloat16:
+        return _library_float8(x, weight)
+    way = way if isinstance(way, Tiles) else ONE_WAY
+    return tiles(x.values, weight.weight, way, x_scale=x.scale, scale=weight.scale, bias=weight.bias, dtype=dtype)
 
 
-def _library_float8(x: Float8Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
-    """torch's row-wise scaled product, which gives bfloat16."""
+def _library_float8(x: Float8Rows, weight: Weight) -> Tensor:
+    """torch's row-wise scaled product, which gives bfloat16 and nothing finer."""
     assert weight.scale is not None
-    bias = None if weight.bias is None else weight.bias.to(torch.bfloat16)
-    y = torch._scaled_mm(
+    return torch._scaled_mm(
         x.values,
         weight.weight.t(),
         scale_a=x.scale[:, None],
         scale_b=weight.scale[None, :],
-        bias=bias,
+        bias=weight.bias,
         out_dtype=torch.bfloat16,
         use_fast_accum=True,
     )
-    return y.to(dtype)
 
 
 def merged_linear(spec: MergedLinearSpec, policy: LinearPolicy) -> Kernel | No:
