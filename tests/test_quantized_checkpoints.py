@@ -145,7 +145,7 @@ def test_inspect_and_ops_show_schemes_without_reading_weights(
     assert shown["int4-group32"]["bytes"] > linears // 2
     choices = op_choices(config)["choices"]
     quantized = {item["op"] for item in choices if "int4-group32" in item["summary"]}
-    assert quantized == {"merged_linear", "moe_layer"}
+    assert quantized == {"merged_linear", "add_rms_norm_then", "moe_layer"}
     assert {item["native"] for item in choices if item["op"] == "moe_layer"} == {"dequantize"}
 
 

@@ -43,7 +43,7 @@ def test_every_plugin_has_one_state_and_a_reason(tenon: Callable[..., Any]) -> N
     assert all(item["state"] in STATES and item["reason"] for item in found["platforms"])
     groups = found["groups"]
     engine = {"tenon.schedulers", "tenon.block_allocators", "tenon.models"}
-    assert set(groups) == {*engine, "tenon.tool_parsers", "tenon.reasoning_parsers"}
+    assert set(groups) == {*engine, "tenon.tool_parsers", "tenon.reasoning_parsers", "tenon.quantization"}
     assert "llama" in [item["name"] for item in groups["tenon.models"]]
     assert all(item["distribution"] and ":" in item["target"] for group in groups.values() for item in group)
 

@@ -7,6 +7,7 @@ told. Media is not served: nothing that names it is fetched or opened, which a c
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -322,7 +323,8 @@ def test_cancelled_in_every_way(two_keys: RunningServer, count: int) -> None:
     run(count)
     after = settled(two_keys)
     assert after["running"] == 0
-    assert after["descriptors"] <= before["descriptors"] + 8 and after["threads"] <= before["threads"] + 4
+    pool = min(32, (os.cpu_count() or 1) + 4)  # threads of the event loop's pool, which are made as they are needed
+    assert after["descriptors"] <= before["descriptors"] + 8 and after["threads"] <= before["threads"] + pool
     assert after["megabytes"] < before["megabytes"] * 1.05 + 16
 
 

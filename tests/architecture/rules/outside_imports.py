@@ -50,6 +50,7 @@ OWN_ALLOWED: Mapping[str, frozenset[str]] = {
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "otel": ("tenon_core/serving/tracing.py", "tenon_core/serving/extras.py"),
     "grpc": ("tenon_core/serving/rpc", "tenon_core/serving/extras.py"),
+    "xgrammar": ("tenon_core/sampling/xgrammar_library.py", "tenon_core/config.py"),
 }
 
 

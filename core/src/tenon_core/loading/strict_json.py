@@ -19,8 +19,17 @@ class TooDeepError(ValueError):
     """Lists and objects nest deeper than allowed."""
 
 
+class LoneSurrogateError(ValueError):
+    """A text holds half of a surrogate pair. field: of the outermost object, where there is one."""
+
+    def __init__(self, field: str | None) -> None:
+        what = "a text" if field is None else f"{field!a:.80}"
+        super().__init__(f"{what} holds a lone surrogate, which is no Unicode character")
+        self.field = field
+
+
 def loads_strict(text: str | bytes, *, max_depth: int, max_digits: int) -> Any:
-    """The value. Raises `TooDeepError`, or ValueError (`json.JSONDecodeError` among them) that says what is wrong."""
+    """The value. Raises `TooDeepError`, `LoneSurrogateError`, or another ValueError that says what is wrong."""
 
     def whole(digits: str) -> int:
         if len(digits) > max_digits:
@@ -37,8 +46,10 @@ def loads_strict(text: str | bytes, *, max_depth: int, max_digits: int) -> Any:
         raise TooDeepError(f"nested deeper than {max_depth} levels") from None
     if _is_deeper(value, max_depth):
         raise TooDeepError(f"nested deeper than {max_depth} levels")
-    if _SURROGATE.search(plain) is not None and not all(map(_is_whole, _texts(value))):
-        raise ValueError("a text holds a lone surrogate, which is no Unicode")
+    if _SURROGATE.search(plain) is not None:
+        for field, held in value.items() if isinstance(value, dict) else ((None, value),):
+            if not all(map(_is_whole, _texts([field, held]))):
+                raise LoneSurrogateError(field)
     return value
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from tenon_core.loading.strict_json import TooDeepError, loads_strict
+from tenon_core.loading.strict_json import LoneSurrogateError, TooDeepError, loads_strict
 
 from .errors import HttpError
 
@@ -17,7 +16,6 @@ MAX_DEPTH = 32
 MAX_DIGITS = 64
 MAX_OPENED = 2**20  # lists and objects, of which each takes many times the memory of its two letters
 IN_THREAD_BYTES = 64 * 2**10
-_MAY_BE_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_object(request: Request, *, max_bytes: int, seconds: float) -> dict[str, Any]:
@@ -75,21 +73,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise HttpError(400, "the body is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise HttpError(400, f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
+    except LoneSurrogateError as error:
+        raise HttpError(400, str(error), param=error.field) from None
     except ValueError as error:
         raise HttpError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise HttpError(400, "the body must be a JSON object")
-    if _MAY_BE_HALF.search(body):
-        _check_text(value)
     return value
-
-
-def _check_text(value: dict[str, Any]) -> None:
-    """Refuse half a surrogate pair in any text, which only an escape can bring, and which nothing could write again."""
-    for name, one in value.items():
-        try:
-            json.dumps([name, one], ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise HttpError(
-                400, f"{name!a:.80} holds a lone surrogate, which is no Unicode character", param=name
-            ) from None

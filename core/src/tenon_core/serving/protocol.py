@@ -114,7 +114,7 @@ class SamplingFields(Fields):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     structured_outputs: formats.StructuredFields | None = None
-    bad_words: Annotated[list[str], Field(max_length=MAX_LIST)] | None = None
+    bad_words: Annotated[list[str], entries()] | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None

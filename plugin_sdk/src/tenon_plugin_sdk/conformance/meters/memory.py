@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -36,12 +37,18 @@ def tidy() -> None:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What is there now is not collected again and again: a collection, and a census, look at what is new only."""
+    """What is there now is not collected again and again: a collection, and a census, look at what is new only.
+
+    Nothing is logged meanwhile: who captures logs, as pytest does, keeps every record.
+    """
     gc.collect()
     gc.freeze()
+    silenced = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.disable(silenced)
         gc.unfreeze()
 
 

@@ -10,13 +10,15 @@ from tenon_platforms.kernel import Kernel, No, WeightUse
 from tenon_platforms.ops.linear_reference import dense_weight
 from tenon_platforms.ops.mlp_reference import ACTIVATION_FUNCTIONS
 from tenon_platforms.ops.moe import MoESpec
-from tenon_platforms.ops.moe_reference import Prepared, route
+from tenon_platforms.ops.moe_reference import route
 from tenon_platforms.ops.weights import MoEWeights
 from tenon_platforms.torch_dtypes import to_torch
 
+Prepared = tuple[Tensor, Tensor, Tensor]  # router [E, H], gate_up [E, 2 F, H], down [E, H, F]
+
 
 def moe_layer(spec: MoESpec) -> Kernel | No:
-    """run(x, weights) -> y, both [tokens, hidden]; weights as the reference prepares them."""
+    """run(x, weights) -> y, both [tokens, hidden]; weights dense, activations as they come."""
     if spec.scoring != "softmax":
         return No(f"knows no scoring {spec.scoring!r}")
     dtype = to_torch(spec.dtype)
