@@ -321,7 +321,10 @@ def test_cancelled_in_every_way(two_keys: RunningServer, count: int) -> None:
     settled(two_keys)
     before = settled(two_keys)
     run(count)
-    after = settled(two_keys)
+    after, deadline = settled(two_keys), time.monotonic() + 60
+    while after["descriptors"] > before["descriptors"] + 8 and time.monotonic() < deadline:
+        time.sleep(1)  # a busy machine takes its time to close; what leaked stays open
+        after = stays(two_keys)
     assert after["running"] == 0
     pool = min(32, (os.cpu_count() or 1) + 4)  # threads of the event loop's pool, which are made as they are needed
     assert after["descriptors"] <= before["descriptors"] + 8 and after["threads"] <= before["threads"] + pool
