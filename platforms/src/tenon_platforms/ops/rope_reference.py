@@ -84,13 +84,16 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec, table: OpTable, attention
 def _angles(spec: RopeSpec, positions: Tensor, cos_sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if spec.axis_sections:
         picked = cos_sin[positions]  # [axes, tokens, rotary_dim]
-        half = torch.arange(spec.rotary_dim // 2, device=positions.device)
-        bounds = torch.tensor(spec.axis_sections, device=positions.device).cumsum(0)
-        axis = torch.searchsorted(bounds, half, right=True)
-        cos, sin = (part[axis, :, half].T for part in picked.chunk(2, dim=-1))
+        cos, sin = (_sections(part, spec.axis_sections) for part in picked.chunk(2, dim=-1))
     else:
         cos, sin = cos_sin[positions[0]].chunk(2, dim=-1)
     return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+
+
+def _sections(angles: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """[tokens, rotary_dim / 2] of [axes, tokens, rotary_dim / 2]: each axis gives its section, one after the other."""
+    parts = angles.split(sizes, dim=-1)
+    return torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, spec: RopeSpec) -> Tensor:
