@@ -54,7 +54,7 @@ def part(out: int, inner: int, scheme: WeightScheme) -> PartTensors:
     weight = torch.randn(out, inner) * 0.3
     if isinstance(scheme, (FP8Channel, FP8Static)):
         values, scale = quantize_fp8(weight)
-        return {"weight": values, "scale": scale, "input_scale": torch.tensor([0.1])}
+        return {"weight": values, "scale": scale, "input_scale": torch.tensor([0.25])}
     return {"weight": weight.half() if scheme == HALF else weight}
 
 
