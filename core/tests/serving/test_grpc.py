@@ -102,6 +102,14 @@ def test_a_stream_says_the_same(stub: Any) -> None:
     assert stub.Generate(request, metadata=MINE).choices[0].text == "stream mestr"
 
 
+def test_bad_words_are_kept_out_of_texts_and_chats(stub: Any) -> None:
+    assert stub.Generate(generate("abcabc", max_tokens=6, bad_words=["bc"]), metadata=MINE).choices[0].text == "ab!ab!"
+    chunks = stub.GenerateStream(generate("abcabc", max_tokens=6, bad_words=["c", "xyz"]), metadata=MINE)
+    assert "".join(one.text for chunk in chunks for one in chunk.choices) == "ab!ab!"
+    request = said("hi hi", sampling=pb.Sampling(bad_words=["hi"], max_tokens=5))
+    assert stub.Chat(request, metadata=MINE).choices[0].message.content == "h! h!"
+
+
 def test_chat_with_reasoning_and_a_call(stub: Any) -> None:
     text = f"<think>\nhm\n</think>\n\nI look.\n{CALL}"
     request = said(text, tools=[pb.Tool(name="now", parameters='{"type": "object"}')])
@@ -149,7 +157,8 @@ def refused(stub: Any, request: Any, metadata: Any = MINE) -> grpc.StatusCode:
         ("temperature", math.nan), ("temperature", math.inf), ("top_p", 1e308), ("top_k", -(2**63)), ("min_p", 2.0),
         ("stop_token_ids", [-1]), ("stop_token_ids", [270]), ("allowed_token_ids", [10**6]), ("stop", ["x" * 2000]),
         ("stop", ["x"] * 1000), ("logit_bias", {-1: 1.0}), ("logit_bias", {5: math.nan}), ("logit_bias", {270: 1.0}),
-        ("repetition_penalty", 0.0), ("presence_penalty", 9.0), ("min_tokens", 10**9),
+        ("repetition_penalty", 0.0), ("presence_penalty", 9.0), ("min_tokens", 10**9), ("bad_words", [""]),
+        ("bad_words", ["x"] * 129), ("bad_words", ["x" * 257]),
     ],
 )  # fmt: skip
 def test_edges_are_refused(stub: Any, field: str, value: Any) -> None:

@@ -17,7 +17,7 @@ PLAIN = (
     "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "n", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
-LISTS = ("stop", "stop_token_ids", "allowed_token_ids")
+LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 STRUCTURED = {"json_schema": "json"}  # ours -> the API's; the others have one name
 T = TypeVar("T", pb.GenerateResponse, pb.GenerateChunk)
 C = TypeVar("C", pb.ChatResponse, pb.ChatChunk)
