@@ -129,7 +129,11 @@ class LLM(PoolingFace):
         conversations: list[Sequence[Message]] = [many] if not many or isinstance(many[0], Mapping) else many
         encoded = [
             self._conversation.encode(
-                one, add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {}, tools=tools
+                one,
+                add_generation_prompt=add_generation_prompt,
+                variables=chat_template_kwargs or {},
+                tools=tools,
+                facts=self._facts(),
             )
             for one in conversations
         ]
@@ -140,7 +144,7 @@ class LLM(PoolingFace):
         if ids is not None:
             return text, ids
         assert text is not None
-        return text, self._files.tokenizer.encode(text)
+        return text, self._files.tokenizer.encode(text, facts=self._facts())
 
     def _run(
         self,

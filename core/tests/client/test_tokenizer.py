@@ -15,12 +15,17 @@ from hypothesis import strategies as st
 from tenon_core.client import pairs
 from tenon_core.client.pairs import PoolingPrompt, encode_pair
 from tenon_core.client.tokenizer import ClientTokenizer, Shield, encoding_of, trie_pattern
+from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
 pytestmark = pytest.mark.unit
 TOKENIZER = ClientTokenizer(backend=byte_tokenizer())
 IM_START, IM_END = 257, 258
 PIECES = st.lists(st.sampled_from([*CONTROL, "a", " ", "<|", "|>", "im_end", "\n", "\u00e9"]), max_size=12).map("".join)
+
+
+def facts_of(longest: int) -> ModelFacts:
+    return ModelFacts(model="x", vocab_size=270, max_model_len=longest, eos_token_ids=(), max_num_seqs=1)
 
 
 def chat_ids(tokenizer: ClientTokenizer, content: str) -> list[int]:
@@ -93,7 +98,7 @@ def test_long_texts_leave_the_lock_to_other_threads(work: str) -> None:
     shielded = TOKENIZER.shielded(text + CONTROL[0], shield)
     todo: dict[str, Callable[[], object]] = {
         "encode": lambda: TOKENIZER.encode(text),
-        "pair": lambda: encode_pair(TOKENIZER, text, "b"),
+        "pair": lambda: encode_pair(TOKENIZER, text, "b", facts_of(2**20)),
         "chat": lambda: TOKENIZER.encode_rendered(shielded, shield),
         "decode": lambda: TOKENIZER.decode([5] * 1_000_000),
     }
@@ -120,13 +125,15 @@ def test_long_texts_are_encoded_as_short_ones_are() -> None:
 def test_a_first_text_that_is_too_long_is_not_joined_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[str] = []
 
-    def counted(tokenizer: ClientTokenizer, first: str, second: str, *, keep: int | None = None) -> PoolingPrompt:
+    def counted(
+        tokenizer: ClientTokenizer, first: str, second: str, facts: ModelFacts, *, keep: int | None = None
+    ) -> PoolingPrompt:
         joined.append(second)
-        return encode_pair(tokenizer, first, second, keep=keep)
+        return encode_pair(tokenizer, first, second, facts, keep=keep)
 
     monkeypatch.setattr(pairs, "encode_pair", counted)
     with pytest.raises(RequestError, match="the first text has 101 tokens") as caught:
-        pairs.encode_pairs(TOKENIZER, [("q" * 101, "d")] * 500, 100, lambda _: None)
+        pairs.encode_pairs(TOKENIZER, [("q" * 101, "d")] * 500, facts_of(100), lambda _: None)
     assert caught.value.param == "query" and not joined
-    found = pairs.encode_pairs(TOKENIZER, [("q" * 100, "d"), ("q", "e")], 100, lambda _: None)
+    found = pairs.encode_pairs(TOKENIZER, [("q" * 100, "d"), ("q", "e")], facts_of(100), lambda _: None)
     assert [one.ids for one in found] == [TOKENIZER.backend.encode("q" * 100, "d").ids, TOKENIZER.encode("qe")]

@@ -271,3 +271,23 @@ def test_errors_and_logs_are_escaped_and_capped(client: httpx.Client, server: Ru
     assert b"\x1b" not in log and b"\x00" not in log
     assert not any(line.startswith(b"INFO forged") for line in log.splitlines())
     assert max(map(len, log.splitlines())) < 6000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "TEXT"}),
+        (COMPLETIONS, {"prompt": ["a", "TEXT"]}),
+        (CHAT, {"messages": [{"role": "user", "content": "TEXT"}]}),
+        ("/v1/responses", {"input": "TEXT"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "TEXT"}], "max_tokens": 1}),
+    ],
+)
+def test_a_text_far_too_long_is_refused_by_its_bytes(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    sent = json.dumps(body).replace("TEXT", "many words " * 150_000)
+    answer = client.post(path, content=sent, headers={"content-type": "application/json"})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and re.search(r"has at least \d{5} tokens; the model's context is 4096", message)
+    if path == COMPLETIONS:  # where a part is asked for, all of it is read
+        kept = client.post(path, json={"prompt": "many words " * 1000, "truncate_prompt_tokens": 9, "max_tokens": 1})
+        assert kept.status_code == 200 and kept.json()["usage"]["prompt_tokens"] == 9

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
 from .templates import ChatTemplate
@@ -36,15 +37,17 @@ class Conversation:
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
         is_continued: bool = False,
+        facts: ModelFacts | None = None,
     ) -> tuple[str, list[int]]:
         """(rendered text, token ids). tools: those the template describes. Raises `RequestError`.
 
-        is_continued: the last message is the beginning of the answer, and the prompt ends with it.
+        is_continued: the last message is the beginning of the answer, and the prompt ends with it. facts: of the model
+        that is to read all of it.
         """
         template, given, shield = self._prepare(messages, variables, tools)
         end = _left_open(given, shield) if is_continued else ""
         rendered = template.render(given, **self._variables(variables, shield, add_generation_prompt, tools))
-        return self._encoded(_cut(rendered, end), shield)
+        return self._encoded(_cut(rendered, end), shield, facts)
 
     async def encode_async(
         self,
@@ -54,16 +57,19 @@ class Conversation:
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
         is_continued: bool = False,
+        facts: ModelFacts | None = None,
     ) -> tuple[str, list[int]]:
         """The same without holding up the event loop."""
         template, given, shield = await asyncio.to_thread(self._prepare, messages, variables, tools)
         end = _left_open(given, shield) if is_continued else ""
         values = await asyncio.to_thread(self._variables, variables, shield, add_generation_prompt, tools)
         rendered = await template.render_async(given, **values)
-        return await asyncio.to_thread(self._encoded, _cut(rendered, end), shield)
+        return await asyncio.to_thread(self._encoded, _cut(rendered, end), shield, facts)
 
-    def _encoded(self, rendered: str, shield: Shield) -> tuple[str, list[int]]:
+    def _encoded(self, rendered: str, shield: Shield, facts: ModelFacts | None) -> tuple[str, list[int]]:
         text = "".join(piece for piece, _ in shield.split(rendered))
+        if facts is not None:
+            self.tokenizer.check_length(text, facts)
         return text, self.tokenizer.encode_rendered(rendered, shield)
 
     def _prepare(

@@ -29,18 +29,29 @@ class PoolingPrompt:
 
 
 def encode_text(
-    tokenizer: ClientTokenizer, text: str, *, keep: int | None = None, add_special_tokens: bool = True
+    tokenizer: ClientTokenizer,
+    text: str,
+    facts: ModelFacts,
+    *,
+    keep: int | None = None,
+    add_special_tokens: bool = True,
 ) -> PoolingPrompt:
     """One text. keep: tokens to keep of a longer one, the closing special tokens among them."""
     check_text(text)
+    if keep is None:
+        tokenizer.check_length(text, facts)
     found = encoding_of(tokenizer.backend, text, add_special_tokens=add_special_tokens)
     return PoolingPrompt(ids=_cut(found, keep))
 
 
-def encode_pair(tokenizer: ClientTokenizer, first: str, second: str, *, keep: int | None = None) -> PoolingPrompt:
+def encode_pair(
+    tokenizer: ClientTokenizer, first: str, second: str, facts: ModelFacts, *, keep: int | None = None
+) -> PoolingPrompt:
     """Two texts as the tokenizer joins them; the second is cut where they are too long."""
     check_text(first, param="query")
     check_text(second, param="documents")
+    if keep is None:
+        tokenizer.check_length(second, facts)
     found = encoding_of(tokenizer.backend, first, second)
     ids, types = _cut(found, keep), found.type_ids
     start = types.index(1) if 1 in types else 0
@@ -50,19 +61,22 @@ def encode_pair(tokenizer: ClientTokenizer, first: str, second: str, *, keep: in
 
 
 def encode_pairs(
-    tokenizer: ClientTokenizer, pairs: Sequence[tuple[str, str]], longest: int, keeps: Callable[[str], int | None]
+    tokenizer: ClientTokenizer, pairs: Sequence[tuple[str, str]], facts: ModelFacts, keeps: Callable[[str], int | None]
 ) -> list[PoolingPrompt]:
-    """Pairs for a model that takes `longest` tokens. keeps: the tokens to keep of a pair, by its first text.
+    """Pairs for a model. keeps: the tokens to keep of a pair, by its first text.
 
     A first text that is too long already is refused before it is joined with each of many others, which would cost
     its own encoding every time.
     """
     for first in dict.fromkeys(first for first, _ in pairs):
         check_text(first, param="query")
-        count = len(tokenizer.encode(first))
+        longest = facts.max_model_len
+        least = tokenizer.least_tokens(first, longest)
+        count = least if least > longest else len(tokenizer.encode(first))
         if count > longest:
-            raise RequestError(f"the first text has {count} tokens: the model's context is {longest}", param="query")
-    return [encode_pair(tokenizer, first, second, keep=keeps(first)) for first, second in pairs]
+            has = f"at least {count}" if count == least else count
+            raise RequestError(f"the first text has {has} tokens: the model's context is {longest}", param="query")
+    return [encode_pair(tokenizer, first, second, facts, keep=keeps(first)) for first, second in pairs]
 
 
 def cut_ids(ids: Sequence[int], keep: int | None) -> list[int]:

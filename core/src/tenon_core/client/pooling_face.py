@@ -96,7 +96,7 @@ class PoolingFace:
         if facts.is_scorer:
             generation, tokenizer = self._tools()
             keep = tokens_to_keep(params.truncate_prompt_tokens, self._facts())
-            prompts = encode_pairs(tokenizer, pairs, self._facts().max_model_len, lambda _: keep)
+            prompts = encode_pairs(tokenizer, pairs, self._facts(), lambda _: keep)
             done = self._run_all([_start(generation, one, params) for one in prompts], use_tqdm)
             return [
                 _output(one, ScoringOutput(score=float(finished(_vectors(one), params, facts)[0, 0]))) for one in done
@@ -144,7 +144,7 @@ class PoolingFace:
         if ids is not None:
             return PoolingPrompt(ids=cut_ids(ids, keep))
         assert text is not None
-        return encode_text(self._tools()[1], text, keep=keep)
+        return encode_text(self._tools()[1], text, self._facts(), keep=keep)
 
 
 def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:

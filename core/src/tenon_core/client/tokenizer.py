@@ -16,7 +16,10 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from tenon_core.sampling.validate import ModelFacts, check_prompt_len
 from tenon_platforms.errors import RequestError
+
+from .token_floor import Measure, least_tokens, measure_of
 
 LONG_TEXT = 2_000  # characters; shorter ones take less time than a thread's hand-over
 LONG_IDS = 2_000  # tokens
@@ -54,6 +57,7 @@ class ClientTokenizer:
     control_ids: frozenset[int] = field(init=False)
     _control_texts: re.Pattern[str] | None = field(init=False)
     _plain: Tokenizer | None = field(init=False, default=None)
+    _measure: tuple[Measure | None] | None = field(init=False, default=None)  # made for the first long text
 
     def __post_init__(self) -> None:
         self.backend.no_truncation()
@@ -68,16 +72,40 @@ class ClientTokenizer:
         """Number of tokens, added ones included."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; control tokens spelled in the text are parsed. Raises `RequestError` where it is no Unicode."""
+    def least_tokens(self, text: str, enough: int) -> int:
+        """Tokens that a text has at the least, at a small part of what encoding costs; counted until beyond `enough`.
+
+        0 for short texts, and where nothing is known of the tokenizer.
+        """
+        if len(text) < LONG_TEXT:
+            return 0
+        if self._measure is None:
+            self._measure = (measure_of(self.backend),)
+        return least_tokens(text, self._measure[0], enough)
+
+    def check_length(self, text: str, facts: ModelFacts) -> None:
+        """Raise `RequestError` for a text that has too many tokens for sure."""
+        enough = min(facts.max_model_len, facts.max_prompt_len or facts.max_model_len)
+        check_prompt_len(self.least_tokens(text, enough), facts, is_least=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, facts: ModelFacts | None = None) -> list[int]:
+        """Token ids; control tokens spelled in the text are parsed.
+
+        facts: of the model that is to read all of it. Raises `RequestError` where it is no Unicode, or is known to be
+        too long for that model before it is encoded.
+        """
         check_text(text)
+        if facts is not None:
+            self.check_length(text, facts)
         return list(encoding_of(self.backend, text, add_special_tokens=add_special_tokens).ids)
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode_async(
+        self, text: str, *, add_special_tokens: bool = True, facts: ModelFacts | None = None
+    ) -> list[int]:
         """The same without holding up the event loop."""
         if len(text) < LONG_TEXT:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
+            return self.encode(text, add_special_tokens=add_special_tokens, facts=facts)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens, facts=facts)
 
     def shielded(self, value: Any, shield: Shield) -> Any:
         """A copy of a message or tool (text, list, map), stand-ins for control tokens' texts in it, in keys too."""

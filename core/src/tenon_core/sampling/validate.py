@@ -58,13 +58,7 @@ def validate_request(
             param="model",
         )
     prompt_len = _checked_length(prompt_token_ids, facts)
-    if prompt_len >= facts.max_model_len:
-        raise RequestError(
-            f"the prompt has {prompt_len} tokens; the model's context is {facts.max_model_len} and one is needed"
-            " for the answer: shorten the prompt or raise --max-model-len",
-            param="prompt",
-        )
-    _check_one_step(prompt_len, facts)
+    check_prompt_len(prompt_len, facts)
     room = facts.max_model_len - prompt_len
     if params.max_tokens is not None and params.max_tokens > room:
         raise RequestError(
@@ -111,13 +105,7 @@ def validate_pooling(prompt_token_ids: TokenIds, pooling: Pooling, facts: ModelF
             param="model",
         )
     prompt_len = _checked_length(prompt_token_ids, facts)
-    if prompt_len > facts.max_model_len:
-        raise RequestError(
-            f"the prompt has {prompt_len} tokens; the model's context is {facts.max_model_len}: shorten the prompt,"
-            " set truncate_prompt_tokens or raise --max-model-len",
-            param="prompt",
-        )
-    _check_one_step(prompt_len, facts)
+    check_prompt_len(prompt_len, facts)
     if facts.max_resident_tokens and prompt_len > facts.max_resident_tokens:
         raise RequestError(
             f"the prompt has {prompt_len} tokens; the KV cache holds {facts.max_resident_tokens} in all: shorten the"
@@ -163,10 +151,24 @@ def _checked_length(ids: TokenIds, facts: ModelFacts) -> int:
     return len(ids)
 
 
-def _check_one_step(prompt_len: int, facts: ModelFacts) -> None:
+def check_prompt_len(prompt_len: int, facts: ModelFacts, *, is_least: bool = False) -> None:
+    """Refuse a prompt that is too long for the model. is_least: it may have more tokens than these."""
+    count = f"at least {prompt_len}" if is_least else f"{prompt_len}"
+    if facts.pooling is None and prompt_len >= facts.max_model_len:
+        raise RequestError(
+            f"the prompt has {count} tokens; the model's context is {facts.max_model_len} and one is needed"
+            " for the answer: shorten the prompt or raise --max-model-len",
+            param="prompt",
+        )
+    if prompt_len > facts.max_model_len:
+        raise RequestError(
+            f"the prompt has {count} tokens; the model's context is {facts.max_model_len}: shorten the prompt,"
+            " set truncate_prompt_tokens or raise --max-model-len",
+            param="prompt",
+        )
     if facts.max_prompt_len and prompt_len > facts.max_prompt_len:
         raise RequestError(
-            f"the prompt has {prompt_len} tokens; this server computes prompts in one step of at most"
+            f"the prompt has {count} tokens; this server computes prompts in one step of at most"
             f" {facts.max_prompt_len}: raise --max-num-batched-tokens",
             param="prompt",
         )

@@ -17,6 +17,7 @@ from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.outputs import CompletionOutput
 from tenon_core.client.samples import SampleDelta
 from tenon_core.sampling.params import SamplingParams
+from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
@@ -99,7 +100,7 @@ async def begin(
     if reading.structured is not None:
         params = msgspec.structs.replace(params, structured_outputs=reading.structured)
     await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
+    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools, facts))
     reading.prompt = text
     params = msgspec.structs.replace(params, thinking=reading.thinking_limit(fields.thinking_token_budget))
     ids = shortened(ids, fields, params, facts)
@@ -118,9 +119,12 @@ async def begin(
 
 
 async def encoded(
-    fields: ChatFields, conversation: Conversation, tools: list[dict[str, Any]] | None
+    fields: ChatFields,
+    conversation: Conversation,
+    tools: list[dict[str, Any]] | None,
+    facts: ModelFacts | None = None,
 ) -> tuple[str, list[int]]:
-    """(the rendered prompt, its token ids). tools: those the template describes."""
+    """(the rendered prompt, its token ids). tools: those the template describes. facts: of the model that reads it."""
     is_continued = bool(fields.continue_final_message)
     if is_continued and fields.add_generation_prompt:
         raise RequestError(
@@ -133,6 +137,7 @@ async def encoded(
         variables=variables_of(fields, conversation),
         tools=tools,
         is_continued=is_continued,
+        facts=facts if fields.truncate_prompt_tokens is None else None,
     )
 
 

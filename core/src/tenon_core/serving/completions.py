@@ -89,9 +89,8 @@ def handler(services: Services) -> Any:
         )
         check_fan_out(fields.prompt, params.n, facts)
         await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-        prompts = await unless_gone(
-            request, encoded(fields.prompt, tokenizer, add_special_tokens=fields.add_special_tokens is not False)
-        )
+        adds, limit = fields.add_special_tokens is not False, facts if fields.truncate_prompt_tokens is None else None
+        prompts = await unless_gone(request, encoded(fields.prompt, tokenizer, add_special_tokens=adds, facts=limit))
         if fields.truncate_prompt_tokens is not None:  # what is left of a text is known by its tokens alone
             prompts = [(None, shortened(ids, fields, params, facts)) for _, ids in prompts]
         params = with_bad_words(params, tokenizer)
@@ -123,13 +122,15 @@ def is_many(prompt: Prompt) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
 
 
-async def encoded(prompt: Prompt, tokenizer: ClientTokenizer, *, add_special_tokens: bool) -> Prompts:
-    """[(text or None, token ids)]."""
+async def encoded(
+    prompt: Prompt, tokenizer: ClientTokenizer, *, add_special_tokens: bool, facts: ModelFacts | None
+) -> Prompts:
+    """[(text or None, token ids)]. facts: of the model, where it is to read all of each text."""
     many: Sequence[Any] = prompt if is_many(prompt) else [prompt]
     found: Prompts = []
     for one in many:
         if isinstance(one, str):
-            found.append((one, await tokenizer.encode_async(one, add_special_tokens=add_special_tokens)))
+            found.append((one, await tokenizer.encode_async(one, add_special_tokens=add_special_tokens, facts=facts)))
             if len(many) > 1:
                 await asyncio.sleep(0)  # others have their turn between two of many prompts
         else:

@@ -85,7 +85,7 @@ class PooledCall:
 
         def encode() -> list[PoolingPrompt]:
             return [
-                encode_text(self.tokenizer, one, keep=keep, add_special_tokens=adds)
+                encode_text(self.tokenizer, one, self.facts, keep=keep, add_special_tokens=adds)
                 if isinstance(one, str)
                 else PoolingPrompt(ids=cut_ids(one, keep))
                 for one in many

@@ -77,7 +77,7 @@ async def scored(
             own = len(call.tokenizer.encode(first)) + per_document + 1  # and the pair's closing token
             return own if keep is None else min(keep, own)
 
-        encoding = asyncio.to_thread(encode_pairs, call.tokenizer, pairs, call.facts.max_model_len, keeps)
+        encoding = asyncio.to_thread(encode_pairs, call.tokenizer, pairs, call.facts, keeps)
         done = await call.run(await unless_gone(call.request, encoding), params)
         return [float(data[0, 0]) for _, data in done], [one for one, _ in done]
     check_scores(call.pooling)
@@ -90,7 +90,7 @@ async def scored(
             most = keep
             if per_document is not None and text in right:
                 most = per_document if keep is None else min(keep, per_document)
-            found.append(encode_text(call.tokenizer, text, keep=most))
+            found.append(encode_text(call.tokenizer, text, call.facts, keep=most))
         return found
 
     prompts = await unless_gone(call.request, asyncio.to_thread(encode_texts))
