@@ -58,6 +58,24 @@ def test_the_window_gives_the_text_of_the_whole(ids: list[int]) -> None:
     assert "".join(pushed(SPELLED, ids)) == SPELLED.backend.decode(ids)
 
 
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_an_answer_goes_on_from_its_prompt(cut: int) -> None:
+    """A first word's space belongs to the text, unless the text begins there."""
+    text = "ab a b ab a"
+    ids = SPELLED.backend.encode(text).ids
+    prompt, answer = ids[:cut], ids[cut:]
+    detokenizer = SPELLED.detokenizer(before=prompt)
+    said = "".join([*(detokenizer.push(token) for token in answer), detokenizer.flush()])
+    assert SPELLED.backend.decode(prompt) + said == text
+    plain = BYTES.detokenizer(before=[97])
+    assert plain.push(98) + plain.flush() == "b"
+
+
+def test_half_a_character_before_an_answer_does_not_hurt_it() -> None:
+    half = SPELLED.detokenizer(before=[258, 1 + 0xC3])
+    assert half.push(1 + 0xA9) + half.push(259) + half.flush() == "\ufffdb"
+
+
 def test_the_window_does_not_grow() -> None:
     detokenizer = SPELLED.detokenizer()
     assert isinstance(detokenizer, WindowDetokenizer)

@@ -291,3 +291,29 @@ def test_a_text_far_too_long_is_refused_by_its_bytes(client: httpx.Client, path:
     if path == COMPLETIONS:  # where a part is asked for, all of it is read
         kept = client.post(path, json={"prompt": "many words " * 1000, "truncate_prompt_tokens": 9, "max_tokens": 1})
         assert kept.status_code == 200 and kept.json()["usage"]["prompt_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"use_beam_search": True, "n": 17}, "n", "n is 17: it must lie between 0 and 16"),
+        (
+            {"use_beam_search": True, "n": 2, "stop_token_ids": [*range(100)]},
+            "n",
+            "n is 2, and 101 tokens end a text: too many for a beam search: give fewer stop_token_ids",
+        ),
+        (
+            {"use_beam_search": True, "n": 10, "stop_token_ids": [*range(12)]},
+            "n",
+            "n is 10, and 13 tokens end a text: at most 7 beams are searched",
+        ),
+        ({"early_stopping": "soon"}, "early_stopping", "should be a valid boolean, or input should be 'never'"),
+        ({"stop": 5}, "stop", "stop is 5: input should be a valid string, or input should be a valid list"),
+    ],
+)
+def test_refusals_name_the_field_that_was_sent(
+    client: httpx.Client, fields: dict[str, Any], param: str, message: str
+) -> None:
+    for path in (COMPLETIONS, CHAT):
+        error = assert_refused(client.post(path, json=body_of(path, **fields)), param)
+        assert error["param"] == param and message in error["message"], error

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
 _REPLACEMENT = "\ufffd"
+_NUM_BEFORE = 8  # tokens of a prompt whose end decides how an answer's text begins
 _WINDOW_LIMIT = 64  # tokens held back at most; a longer run of broken bytes is shown as it is
 _SPACE = "\u2581"
 
@@ -77,12 +78,21 @@ class TokenBytes:
                 pass  # a token that only looks like a byte
         return text.replace(_SPACE, " ").encode()
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, shown_ids: frozenset[int] = frozenset()) -> Detokenizer:
-        """A detokenizer for one sequence. shown_ids: special tokens that are not skipped whatever is asked."""
+    def detokenizer(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+        before: Sequence[int] = (),
+    ) -> Detokenizer:
+        """A detokenizer for one sequence. shown_ids: special tokens that are not skipped whatever is asked.
+
+        before: what the sequence goes on from; without it, its first word's space is taken for a text's beginning.
+        """
         skipped: frozenset[int] = self.special_ids - shown_ids if skip_special_tokens else frozenset()
         if self.is_byte_level:
             return ByteLevelDetokenizer(table=self, skipped=skipped)
-        return WindowDetokenizer(backend=self.backend, skipped=skipped)
+        return WindowDetokenizer(backend=self.backend, skipped=skipped, before=before)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,8 +122,14 @@ class WindowDetokenizer:
 
     backend: Tokenizer
     skipped: frozenset[int]
+    before: InitVar[Sequence[int]] = ()
     _ids: list[int] = field(default_factory=list)
     _shown: int = 0
+
+    def __post_init__(self, before: Sequence[int]) -> None:
+        tail = [int(token) for token in before[-_NUM_BEFORE:]]
+        if tail and not self._decode(tail).endswith(_REPLACEMENT):  # half a character cannot be told apart again
+            self._ids, self._shown = tail, len(tail)
 
     def push(self, token: int) -> str:
         if token in self.skipped:

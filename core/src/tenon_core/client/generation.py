@@ -201,6 +201,7 @@ class Generation:
                 output=CompletionOutput(index=index),
                 vocabulary=self.vocabulary,
                 is_watched=is_watched,
+                prompt_token_ids=ids,
                 shown_ids=shown_ids,
             )
             for index in range(params.n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tenon_core.engine.messages import Finished, FinishReason, TokenLogprobs
@@ -38,6 +39,7 @@ class Sample:
     output: CompletionOutput
     vocabulary: TokenBytes | None  # None: no text is made
     is_watched: bool
+    prompt_token_ids: Sequence[int] = ()
     shown_ids: frozenset[int] = frozenset()  # special tokens whose text is wanted, as parsers look for it
     position_logprobs: list[TokenLogprobs] = field(default_factory=list)
     _detokenizer: Detokenizer | None = field(init=False)
@@ -52,7 +54,9 @@ class Sample:
         self._detokenizer = (
             None
             if vocabulary is None
-            else vocabulary.detokenizer(skip_special_tokens=params.skip_special_tokens, shown_ids=self.shown_ids)
+            else vocabulary.detokenizer(
+                skip_special_tokens=params.skip_special_tokens, shown_ids=self.shown_ids, before=self.prompt_token_ids
+            )
         )
         self._scanner = (
             StopScanner(stops=params.stop, include=params.include_stop_str_in_output) if params.stop else None

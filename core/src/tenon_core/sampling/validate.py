@@ -133,12 +133,16 @@ def _check_beams(params: SamplingParams, facts: ModelFacts) -> None:
             f"beam_width is {params.beam_width}: this server runs at most {facts.max_num_seqs} sequences",
             param="beam_width",
         )
-    wanted = params.beam_width + len(beam_ends(params, facts))
-    if wanted > min(MAX_CANDIDATES, facts.vocab_size):
+    num_ends = len(beam_ends(params, facts))
+    most = min(MAX_CANDIDATES, facts.vocab_size) - num_ends
+    if params.beam_width > most:
+        remedy = (
+            f"at most {most} beams are searched"
+            if most > 0
+            else "too many for a beam search: give fewer stop_token_ids"
+        )
         raise RequestError(
-            f"beam_width is {params.beam_width}: with {wanted - params.beam_width} tokens that end a text, at most"
-            f" {MAX_CANDIDATES - wanted + params.beam_width} beams are searched",
-            param="beam_width",
+            f"beam_width is {params.beam_width}, and {num_ends} tokens end a text: {remedy}", param="beam_width"
         )
     if reason := facts.refused_features.get("logprobs"):
         raise RequestError(f"beam search is not available on platform {facts.platform!r}: {reason}", param="beam_width")

@@ -27,6 +27,7 @@ from .anthropic import messages
 from .deadline import Deadline
 from .description import openapi
 from .errors import HttpError, error_response, http_error
+from .field_names import names_of
 from .openai import responses
 from .services import Services
 from .tracing import CURRENT, RequestSpan, Traces
@@ -35,6 +36,7 @@ LOG = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 Maker = Callable[[Services], Endpoint]
 MAX_LOGGED = 200
+NAMES = {"beam_width": "n"}  # the engine's -> the APIs'
 PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 
 
@@ -115,7 +117,8 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
 
     async def answered(request: Request) -> Response:
         try:
-            return await endpoint(request)
+            with names_of(NAMES):
+                return await endpoint(request)
         except (HttpError, RequestError, CapacityError) as error:
             services.metrics.refused()
             return error_response(http_error(error), request.scope)

@@ -66,7 +66,12 @@ class Completion:
         if self.fields.logprobs is None or self.services.vocabulary is None:
             return None
         offset = 0 if self.fields.echo else len(self.echoed_text(request))
-        return CompletionLogprobs(self.services.vocabulary, self.fields.logprobs, offset=offset)
+        return CompletionLogprobs(
+            self.services.vocabulary,
+            self.fields.logprobs,
+            offset=offset,
+            skip_special_tokens=self.fields.skip_special_tokens is not False,
+        )
 
 
 def handler(services: Services) -> Any:
@@ -154,7 +159,7 @@ def choice(call: Completion, request: ActiveRequest, sample_index: int) -> dict[
     shape = call.logprobs(request)
     logprobs = None
     if shape is not None:
-        logprobs = shape.of(()) if not fields.echo else echoed_logprobs(request, shape)
+        logprobs = shape.of(()) if not fields.echo else echoed_logprobs(call, request, shape)
         logprobs = joined(logprobs, shape.of(sample.position_logprobs))
     found: dict[str, Any] = {
         "index": call.index(request, sample_index),
@@ -171,10 +176,10 @@ def choice(call: Completion, request: ActiveRequest, sample_index: int) -> dict[
     return found
 
 
-def echoed_logprobs(request: ActiveRequest, shape: CompletionLogprobs) -> dict[str, Any]:
+def echoed_logprobs(call: Completion, request: ActiveRequest, shape: CompletionLogprobs) -> dict[str, Any]:
     """Log-probabilities of the prompt."""
-    positions = request.output.prompt_logprobs or [None] * len(request.output.prompt_token_ids)
-    return shape.echoed(request.output.prompt_token_ids, positions)
+    ids = request.output.prompt_token_ids
+    return shape.echoed(call.echoed_text(request), ids, request.output.prompt_logprobs or [None] * len(ids))
 
 
 async def streamed(request: Request, call: Completion) -> Response:
@@ -222,7 +227,7 @@ def piece(
     if echoes:
         text = call.echoed_text(request) + text
     if shape is not None:
-        before = echoed_logprobs(request, shape) if echoes else shape.of(())
+        before = echoed_logprobs(call, request, shape) if echoes else shape.of(())
         logprobs = joined(before, shape.of(delta.logprobs))
     found: dict[str, Any] = {
         "index": index,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tenon_core.client.detokenizer import TokenBytes
+from tenon_core.client.detokenizer import ByteLevelDetokenizer, TokenBytes
 from tenon_core.client.outputs import PositionLogprobs
 from tenon_core.engine.messages import TokenLogprobs
 
@@ -32,21 +32,28 @@ def chat_logprobs(positions: Iterable[TokenLogprobs], vocabulary: TokenBytes, co
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of the completions API; `text_offset` goes on from piece to piece."""
+    """`choices[].logprobs` of the completions API; `text_offset` goes on from piece to piece.
 
-    def __init__(self, vocabulary: TokenBytes, count: int, *, offset: int = 0) -> None:
+    A token's offset is where the first character that it completes stands in the choice's text; a token that is no part
+    of the text (a skipped special one) takes no place in it.
+    """
+
+    def __init__(
+        self, vocabulary: TokenBytes, count: int, *, offset: int = 0, skip_special_tokens: bool = True
+    ) -> None:
         self._vocabulary, self._count, self._offset = vocabulary, count, offset
+        skipped: frozenset[int] = vocabulary.special_ids if skip_special_tokens else frozenset()
+        self._text = ByteLevelDetokenizer(table=vocabulary, skipped=skipped)
 
     def of(self, positions: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """The next positions."""
         tokens, values, tops, offsets = [], [], [], []
         for one in positions:
-            text = self._vocabulary.text(one.token_id)
             tops.append(self._top(one))
-            tokens.append(text)
+            tokens.append(self._vocabulary.text(one.token_id))
             values.append(finite(one.logprob))
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._text.push(one.token_id))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
@@ -57,24 +64,38 @@ class CompletionLogprobs:
         top.setdefault(self._vocabulary.text(one.token_id), finite(one.logprob))
         return top
 
-    def echoed(self, ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
-        """The prompt's positions; the first token has no log-probability."""
+    def echoed(self, text: str, ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
+        """The prompt's positions; the first token has no log-probability. text: the prompt's."""
         tokens: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        offsets = []
         for token, position in zip(ids, positions, strict=True):
-            text = self._vocabulary.text(token)
-            tokens.append(text)
+            tokens.append(self._vocabulary.text(token))
             values.append(None if position is None else finite(position[token].logprob))
             tops.append(
                 None
                 if position is None
                 else {self._vocabulary.text(other): finite(one.logprob) for other, one in position.items()}
             )
-            offsets.append(self._offset)
-            self._offset += len(text)
+        self._offset = len(text)
+        offsets = prompt_offsets(text, ids, self._vocabulary)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def prompt_offsets(text: str, ids: Sequence[int], vocabulary: TokenBytes) -> list[int]:
+    """Where each token of a prompt begins in its text, which lacks the space or special tokens a tokenizer put in."""
+    offsets, offset = [], 0
+    detokenizer = ByteLevelDetokenizer(table=vocabulary, skipped=frozenset())
+    for token in ids:
+        offsets.append(offset)
+        piece = detokenizer.push(token)
+        if text.startswith(piece, offset):
+            offset += len(piece)
+        elif text.startswith(piece.removeprefix(" "), offset):
+            offset += len(piece) - 1
+        elif token not in vocabulary.special_ids:  # the tokenizer writes the text otherwise, in small letters say
+            offset = min(offset + len(piece), len(text))
+    return offsets
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -250,16 +250,19 @@ def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def refusal(error: ValidationError) -> RequestError:
-    """The first thing that is wrong, in words; never the whole value."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """The first thing that is wrong, in words; never the whole value. A field of several forms is none of them."""
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
     names = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
     param = names[0] if names else None
     if first["type"] == "extra_forbidden":
         return RequestError(f"{str(first['loc'][-1])!r:.80} is not a field of this request", param=param)
     if first["type"] == "missing":
         return RequestError(f"{param} is needed", param=param)
-    why = first["msg"].removeprefix("Value error, ")
-    return RequestError(f"{param} is {shown(first.get('input'))}: {why[:1].lower()}{why[1:]}", param=param)
+    forms = [one for one in errors if one["loc"][0] == param] if first["type"].endswith("_type") else [first]
+    whys = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in forms)
+    why = ", or ".join(f"{one[:1].lower()}{one[1:]}" for one in whys)
+    return RequestError(f"{param} is {shown(first.get('input'))}: {why}", param=param)
 
 
 def bias_by_id(bias: dict[str, float]) -> dict[int, float]:
