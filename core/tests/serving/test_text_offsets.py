@@ -1,4 +1,4 @@
-"""`text_offset`: where a token stands in the choice's text, also where a character takes several tokens, or is not shown."""
+"""`text_offset`: where a token stands in the choice's text, also where a character takes several or none is shown."""
 
 from __future__ import annotations
 
