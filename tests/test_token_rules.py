@@ -115,6 +115,25 @@ def test_words_that_leave_nothing_end_their_request_alone(platform_name: str, bu
     assert outcome.of(0) == alone.of(0)
 
 
+def test_allowed_ids_that_leave_a_grammar_nothing_end_their_request_alone(
+    platform_name: str, build_tiny: Build
+) -> None:
+    wanted = StructuredOutputs(regex="ab")
+    a, b = ord("a"), ord("b")
+    params = {"max_tokens": 8, "structured_outputs": wanted}
+    asked = [
+        request(0, [1, 2, 3], **params, allowed_token_ids=(a, b, END)),
+        request(1, [1, 2, 3], **params, allowed_token_ids=(a, END)),
+        request(2, [1, 2, 3], **params, allowed_token_ids=(a, b)),
+    ]
+    outcome = drive(built(build_tiny, platform_name), asked)
+    assert outcome.of(0) == [a, b, END]
+    for place in (1, 2):
+        end = outcome.finished[sequence_key(place, 0)]
+        assert (FinishReason(end.reason), end.param) == (FinishReason.ERROR, "allowed_token_ids")
+        assert "add those it needs" in end.message
+
+
 @pytest.mark.parametrize("flat", MODES, ids=["", "eager", "chunks"])
 def test_a_thought_ends_where_its_tokens_are_spent(platform_name: str, flat: dict[str, Any], build_tiny: Build) -> None:
     prompts = prompts_of((6, 30))

@@ -44,15 +44,16 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guides:
-    """What one sequence follows. rules: narrow what the grammar allows."""
+    """What one sequence follows. rules: narrow what the grammar allows. allowed: ids that the sampler keeps."""
 
     grammar: Grammar | None = None
     rules: tuple[Rule, ...] = ()
+    allowed: Int32 | None = None
 
     def fork(self) -> Guides:
         """The same place, for another sample."""
         grammar = None if self.grammar is None else self.grammar.fork()
-        return Guides(grammar=grammar, rules=tuple(rule.fork() for rule in self.rules))
+        return Guides(grammar=grammar, rules=tuple(rule.fork() for rule in self.rules), allowed=self.allowed)
 
     def advance(self, token: int) -> None:
         """Take a chosen token in. Raises `RequestError` where it was not allowed."""
@@ -207,6 +208,11 @@ class Grammars:
             name = "bad_words" if constraint.sequence.params.bad_words else "thinking_token_budget"
             self._broken[key] = RequestError(f"{name} forbids every token that {PARAM} allows next", param=name)
             row[:] = ALL_ALLOWED
+        elif guides.grammar is not None and guides.allowed is not None and not _any(row, guides.allowed):
+            self._broken[key] = RequestError(
+                f"allowed_token_ids has no token that {PARAM} allows next: add those it needs, also an end token",
+                param="allowed_token_ids",
+            )
 
     def _fill_grammar(self, row: Int32, grammar: Grammar, constraint: Constraint) -> None:
         if grammar.is_complete:
@@ -253,7 +259,13 @@ def guides_of(params: SamplingParams, vocabulary: Vocabulary | None) -> Guides:
         rules.append(BadWords(words=params.bad_word_ids, allowed=allowed))
     if vocabulary is not None and params.thinking is not None:
         rules.append(vocabulary.thought(params.thinking))
-    return Guides(grammar=grammar, rules=tuple(rules))
+    ids = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int32)
+    return Guides(grammar=grammar, rules=tuple(rules), allowed=ids)
+
+
+def _any(row: Int32, ids: Int32) -> bool:
+    """Whether a mask allows one of the tokens."""
+    return bool(((row[ids // 32] >> (ids % 32)) & 1).any())
 
 
 def field_of(params: SamplingParams) -> str:
