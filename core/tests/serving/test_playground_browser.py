@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,3 +293,127 @@ def test_on_a_telephone(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for one in page.locator("button:visible").all():
         assert one.bounding_box()["height"] >= 28  # type: ignore[index]
+
+
+def streams(page: Page, *deltas: dict[str, Any]) -> None:
+    """The next answers are these pieces."""
+    pieces = [{"choices": [{"index": 0, "delta": one}]} for one in deltas]
+    body = "".join(f"data: {json.dumps(one)}\n\n" for one in pieces) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a|b\n{}x", "a|b\n--{}x", "-{}x\u2028y", "1.{}x\ry", "#{}x\u2028y", ">{}x", "**{}", "`{}x\n``{}", "***{}x",
+        "- {}\n" * 3, "|" + "[a](" * 9 + "{}",
+    ],
+)  # fmt: skip
+def test_no_answer_stalls_the_page(page: Page, text: str) -> None:
+    streams(page, {"content": text.replace("{}", " " * 200_000)})
+    begun = time.monotonic()
+    say(page, "x")
+    assert time.monotonic() - begun < 8
+
+
+def test_a_very_long_word_stays_in_its_place(page: Page) -> None:
+    word = "x" * 100_000
+    streams(
+        page, {"content": f"{word}\n\n`{word}`\n\n# {word}\n- {word}\n\n|a|b|\n|--|--|\n|{word}|c|", "reasoning": word}
+    )
+    say(page, "x")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1440
+    box = page.locator("#prompt").bounding_box()
+    assert box is not None and box["x"] + box["width"] <= 1440
+
+
+def test_a_call_that_broke_off_does_not_end_the_conversation(page: Page) -> None:
+    part = {"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": '{"city": "Os'}}
+    streams(page, {"content": "I look."}, {"tool_calls": [part]})
+    say(page, "x")
+    assert page.locator(".call pre").inner_text() == '{"city": "Os'
+    page.unroute("**/v1/chat/completions")
+    answer = say(page, "go on")
+    assert answer.locator(".said").inner_text() == "go on" and answer.locator(".problem").count() == 0
+
+
+def test_what_was_refused_is_not_said_again(page: Page, complaints: list[str]) -> None:
+    answer = say(page, "much too long " * 400)
+    assert "the model's context is 4096" in answer.locator(".problem").inner_text()
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda one: sent.append(one.post_data_json) if one.method == "POST" else None)
+    answer = say(page, "short")
+    assert answer.locator(".said").inner_text() == "short" and answer.locator(".problem").count() == 0
+    assert sent[0]["messages"] == [{"role": "user", "content": "short"}]
+    assert all("400" in one or "401" in one for one in complaints)
+    complaints.clear()
+
+
+def test_one_answer_at_a_time(page: Page) -> None:
+    """A tool's result that comes while another answer does waits for the next question."""
+    part = {"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": "{}"}}
+    streams(page, {"tool_calls": [part]})
+    say(page, "x")
+    page.unroute("**/v1/chat/completions")
+    page.fill("#prompt", "long " * 300)
+    page.press("#prompt", "Enter")
+    until(page, "document.querySelectorAll('.turn.assistant').length === 2")
+    page.fill(".call input", "late")
+    page.locator(".call form button").click()
+    page.wait_for_selector("#send:visible")
+    page.wait_for_selector(".turn.assistant:last-child .foot button")
+    assert page.locator(".turn.assistant").count() == 2
+
+
+def test_an_engine_that_dies_while_the_page_is_open(page: Page, served: RunningServer, complaints: list[str]) -> None:
+    page.fill("#prompt", "long " * 700)
+    page.press("#prompt", "Enter")
+    until(page, "document.querySelector('.turn.assistant .said').innerText.length > 100")
+    os.kill(served.engine_pid(), signal.SIGKILL)
+    page.wait_for_selector(".turn.assistant:last-child .problem")
+    assert page.locator("#send").is_visible(), "another question can be asked"
+    page.wait_for_timeout(1500)  # the light is asked for every second
+    until(page, "document.querySelector('#light').dataset.state === 'ready'")
+    assert say(page, "again").locator(".said").inner_text() == "again"
+    assert all("503" in one or "401" in one for one in complaints), complaints
+    complaints.clear()
+
+
+def test_back_and_forward(page: Page, served: RunningServer, complaints: list[str]) -> None:
+    page.fill("#prompt", "long " * 700)
+    page.press("#prompt", "Enter")
+    until(page, "document.querySelector('.turn.assistant .said').innerText.length > 100")
+    page.goto(f"{served.url}/health")
+    page.go_back()
+    until(page, "document.querySelector('#light').dataset.state === 'ready'")
+    until(page, "document.querySelector('#running').textContent === '0'")
+    assert say(page, "here").locator(".said").inner_text().endswith("here")
+    page.go_forward()
+    page.go_back()
+    until(page, "document.querySelector('#light').dataset.state === 'ready'")
+    complaints.clear()  # what the browser says of the stream that it cut
+
+
+def test_two_tabs(page: Page, served: RunningServer) -> None:
+    """A key stays in its tab, and so does an answer."""
+    other = page.context.new_page()
+    open_page(other, served)  # it asks for a key of its own
+    for tab, text in ((page, "first " * 200), (other, "other " * 200)):
+        tab.fill("#prompt", text)
+        tab.press("#prompt", "Enter")
+    for tab, word in ((page, "first"), (other, "other")):
+        tab.wait_for_selector(".turn.assistant:last-child .foot button")
+        assert tab.locator(".turn.assistant .said").inner_text().split() == [word] * 200
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "kept", ["null", "[]", "{{", '"x"', "5", '{"key": 5, "__proto__": {"value": 1}, "length": 9, "system": {}}']
+)
+def test_whatever_was_kept_the_page_opens(page: Page, served: RunningServer, kept: str) -> None:
+    page.evaluate("kept => sessionStorage.setItem('tenon-parameters', kept)", kept)
+    page.reload()
+    until(page, "document.querySelector('#light').dataset.state === 'locked'")
+    page.fill("#key", KEY)
+    page.press("#key", "Tab")
+    until(page, "document.querySelector('#light').dataset.state === 'ready'")

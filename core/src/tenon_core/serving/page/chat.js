@@ -53,13 +53,16 @@ export class Chat {
   messages() {
     const messages = [...this.settings.system()];
     for (const turn of this.turns) {
-      if (turn instanceof Answer) messages.push(...turn.messages());
+      if (turn instanceof Answer && turn.isLost) {
+        if (messages.at(-1)?.role === "user") messages.pop(); // else what was refused once would be refused for ever
+      } else if (turn instanceof Answer) messages.push(...turn.messages());
       else messages.push({ role: "user", content: turn.text });
     }
     return messages;
   }
 
   async answer() {
+    if (this.abort) return; // one at a time: a tool's result may come while another answer does
     let fields;
     try {
       fields = this.settings.fields();

@@ -4,11 +4,12 @@
 import { copyButton, make } from "./dom.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/s;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/s;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
-const DIVIDER = /^\s*\|?\s*:?-{2,}:?\s*(\|\s*:?-{2,}:?\s*)*\|?\s*$/;
-// Linear: no nested repeats, so that hostile output cannot stall the page.
+const DIVIDER = /^\|?\s*:?-{2,}:?\s*(\|\s*:?-{2,}:?\s*)*\|?$/; // of a trimmed line
+// All are linear: no repeat meets another one of the same characters where the rest may fail, so that hostile output cannot
+// stall the page.
 const INLINE = /(`{1,3})([^`]+)\1|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*|\[([^\]\n]{1,400})\]\(([^)\s]{1,2000})\)/g;
 const MAX_DEPTH = 8;
 
@@ -51,7 +52,7 @@ function blocks(lines, depth) {
       const end = until(lines, at, (one) => ITEM.test(one) || /^\s{2,}\S/.test(one));
       found.push(list(lines.slice(at, end), depth));
       at = end - 1;
-    } else if (line.includes("|") && at + 1 < lines.length && DIVIDER.test(lines[at + 1])) {
+    } else if (line.includes("|") && at + 1 < lines.length && DIVIDER.test(lines[at + 1].trim())) {
       flush();
       const end = until(lines, at + 2, (one) => one.includes("|"));
       found.push(table(line, lines.slice(at + 2, end)));

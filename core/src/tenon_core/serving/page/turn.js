@@ -18,6 +18,12 @@ export class Answer {
     this.element = make("article.turn.assistant", make("div.who", "Model"), this.body, this.said, this.foot);
     this.pending = false;
     this.cost = 0;
+    this.failed = false;
+  }
+
+  /** Whether nothing came of it: neither it nor its question is said again. */
+  get isLost() {
+    return this.failed && !this.content && !this.calls.length;
   }
 
   /** Take one piece of a stream in. */
@@ -73,6 +79,7 @@ export class Answer {
     this.drawNow();
     this.said.classList.remove("caret");
     this.calls = this.calls.filter(Boolean);
+    this.failed = Boolean(error);
     if (this.thought && this.content) this.thought.open = false;
     for (const call of this.calls) this.element.insertBefore(this.drawCall(call, onResults), this.foot);
     if (error) this.element.insertBefore(make("p.problem", error), this.foot);
@@ -111,12 +118,22 @@ export class Answer {
   /** The messages that this answer adds to the conversation. */
   messages() {
     const message = { role: "assistant", content: this.content };
-    if (!this.calls.length) return [message];
-    message.tool_calls = this.calls.map((call) => ({
+    const calls = this.calls.filter((call) => isObject(call.arguments)); // a call that broke off is none
+    if (!calls.length) return [message];
+    message.tool_calls = calls.map((call) => ({
       id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
     }));
-    const results = this.calls.filter((call) => call.result !== undefined);
+    const results = calls.filter((call) => call.result !== undefined);
     return [message, ...results.map((call) => ({ role: "tool", tool_call_id: call.id, content: call.result }))];
+  }
+}
+
+function isObject(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" && value !== null && !Array.isArray(value);
+  } catch {
+    return false;
   }
 }
 
