@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,11 +27,9 @@ def embeddings(services: Services) -> Any:
         params = fields.params(EMBED, fields.dimensions)
         done = await call.run(await call.encoded(fields, params), params)
         head = Head(id=f"embd-{label_of(request)}", object="list", model=call.model)
-        data = [
-            {"object": "embedding", "index": index, "embedding": written(data[0], fields.encoding_format)}
-            for index, (_, data) in enumerate(done)
-        ]
-        return json_response({**head.whole(), "data": data, "usage": usage([one for one, _ in done])}, request)
+        total = usage([one for one, _ in done])
+        vectors = [data[0] for _, data in done]
+        return await vectors_response(head, ("embedding", "embedding"), vectors, fields.encoding_format, total)
 
     return post_embeddings
 
@@ -41,15 +42,9 @@ def pooling(services: Services) -> Any:
         params = fields.params(fields.task, fields.dimensions)
         done = await call.run(await call.encoded(fields, params), params)
         head = Head(id=f"pool-{label_of(request)}", object="list", model=call.model)
-        data = [
-            {
-                "object": "pooling",
-                "index": index,
-                "data": written(data if one.is_per_token else data[0], fields.encoding_format),
-            }
-            for index, (one, data) in enumerate(done)
-        ]
-        return json_response({**head.whole(), "data": data, "usage": usage([one for one, _ in done])}, request)
+        total = usage([one for one, _ in done])
+        vectors = [data if one.is_per_token else data[0] for one, data in done]
+        return await vectors_response(head, ("pooling", "data"), vectors, fields.encoding_format, total)
 
     return post_pooling
 
@@ -77,8 +72,31 @@ def classify(services: Services) -> Any:
     return post_classify
 
 
-def written(data: Vectors, encoding: str | None) -> Any:
-    """Numbers as JSON, or their float32 bytes as base64."""
+async def vectors_response(
+    head: Head, names: tuple[str, str], vectors: Sequence[Vectors], encoding: str | None, total: dict[str, Any]
+) -> Response:
+    """A list of vectors as a response, written in a thread and row by row: millions of numbers take seconds, and
+    whatever writes them in one go stops every other request.
+
+    names: each entry's `object`, and its field with the vector. total: the counts of tokens.
+    """
+    kind, name = names
+
+    def write() -> bytes:
+        entries = (
+            b'{"object":"%s","index":%d,"%s":%s}' % (kind.encode(), index, name.encode(), written(one, encoding))
+            for index, one in enumerate(vectors)
+        )
+        start, end = msgspec.json.encode(head.whole())[:-1], msgspec.json.encode(total)
+        return b'%s,"data":[%s],"usage":%s}' % (start, b",".join(entries), end)
+
+    return Response(await asyncio.to_thread(write), media_type="application/json")
+
+
+def written(data: Vectors, encoding: str | None) -> bytes:
+    """Numbers as JSON, or their float32 bytes as base64. data: [width] or [tokens, width]."""
     if encoding == "base64":
-        return base64.b64encode(data.astype("<f4").tobytes()).decode("ascii")
-    return data.tolist()
+        return b'"%s"' % base64.b64encode(data.astype("<f4").tobytes())
+    if data.ndim == 1:
+        return msgspec.json.encode(data.tolist())
+    return b"[%s]" % b",".join(msgspec.json.encode(row.tolist()) for row in data)
