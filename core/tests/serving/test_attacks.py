@@ -184,6 +184,12 @@ def test_token_ids_of_vectors(pooler: RunningServer) -> None:
             refused(pooler, path, {"input": [[5], [token]]})
         refused(pooler, path, {"input": [[]]})
         refused(pooler, path, {"input": [5] * 10**6})
+        if path == "/classify":  # nothing that this model does
+            continue
+        with pooler.client() as client:
+            for wrong in ([VOCAB], [[]], [""], [5] * 5000, "a" * 5000, "a b " * 50_000):
+                error = client.post(path, json={"input": wrong}).json()["error"]
+                assert error["param"] == "input", error
 
 
 def test_a_neighbour_notices_nothing(client: httpx.Client, server: RunningServer) -> None:

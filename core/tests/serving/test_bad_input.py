@@ -286,7 +286,8 @@ def test_errors_and_logs_are_escaped_and_capped(client: httpx.Client, server: Ru
 def test_a_text_far_too_long_is_refused_by_its_bytes(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
     sent = json.dumps(body).replace("TEXT", "many words " * 150_000)
     answer = client.post(path, content=sent, headers={"content-type": "application/json"})
-    message = answer.json()["error"]["message"]
+    message, param = (answer.json()["error"].get(name) for name in ("message", "param"))
+    assert param == (None if path == "/v1/messages" else next(iter(body)))  # Anthropic's errors name none
     assert answer.status_code == 400 and re.search(r"has at least \d{5} tokens; the model's context is 4096", message)
     if path == COMPLETIONS:  # where a part is asked for, all of it is read
         kept = client.post(path, json={"prompt": "many words " * 1000, "truncate_prompt_tokens": 9, "max_tokens": 1})

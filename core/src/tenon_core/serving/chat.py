@@ -22,6 +22,7 @@ from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
 from .body import read_object
+from .field_names import names_of
 from .limits import shortened
 from .logprobs import chat_logprobs, prompt_positions
 from .protocol import ChatFields, parse
@@ -80,8 +81,9 @@ def handler(services: Services) -> Any:
         head = Head(
             id=f"chatcmpl-{label_of(request)}", object="chat.completion", model=services.check_model(fields.model)
         )
-        call = await begin(request, services, fields, head)
-        return await (streamed(request, call) if fields.stream else whole(request, call))
+        with names_of({"prompt": "messages"}):
+            call = await begin(request, services, fields, head)
+            return await (streamed(request, call) if fields.stream else whole(request, call))
 
     return chat_completions
 

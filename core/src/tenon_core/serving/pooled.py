@@ -24,6 +24,7 @@ from tenon_platforms.errors import RequestError
 from .answers import MAX_LABEL, label_of
 from .body import read_object
 from .completions import is_many
+from .field_names import names_of
 from .pooling_fields import InputFields, PoolingFields
 from .protocol import parse
 from .services import Services, Work, unless_gone
@@ -66,11 +67,12 @@ class PooledCall:
             )
             for one in prompts
         ]
-        work = Work.start_all(self.generation, starts)
-        try:
-            await unless_gone(self.request, work.finish())
-        finally:
-            work.abort()
+        with names_of({"prompt": "input"} if isinstance(fields, InputFields) else {}):
+            work = Work.start_all(self.generation, starts)
+            try:
+                await unless_gone(self.request, work.finish())
+            finally:
+                work.abort()
         found = []
         for one in work.requests:
             assert one.vectors is not None, "a pooling request ends with its vectors"
@@ -91,7 +93,8 @@ class PooledCall:
                 for one in many
             ]
 
-        return await unless_gone(self.request, asyncio.to_thread(encode))
+        with names_of({"prompt": "input"}):
+            return await unless_gone(self.request, asyncio.to_thread(encode))
 
 
 async def read_call(services: Services, request: Request, kind: type[F]) -> tuple[PooledCall, F]:
