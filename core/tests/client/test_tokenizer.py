@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_model import CONTROL, byte_tokenizer, spelled_tokenizer
@@ -13,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenon_core.client import pairs
+from tenon_core.client import tokenizer as tokenizer_module
+from tenon_core.client.conversation import Conversation
 from tenon_core.client.pairs import PoolingPrompt, encode_pair
-from tenon_core.client.tokenizer import ClientTokenizer, Shield, encoding_of, trie_pattern
+from tenon_core.client.tokenizer import VERY_LONG_TEXT, ClientTokenizer, Shield, encoding_of, trie_pattern
 from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
@@ -137,3 +141,36 @@ def test_a_first_text_that_is_too_long_is_not_joined_with_others(monkeypatch: py
     assert caught.value.param == "query" and not joined
     found = pairs.encode_pairs(TOKENIZER, [("q" * 100, "d"), ("q", "e")], facts_of(100), lambda _: None)
     assert [one.ids for one in found] == [TOKENIZER.backend.encode("q" * 100, "d").ids, TOKENIZER.encode("qe")]
+
+
+def test_texts_that_nothing_bounds_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them are under way: chats are rendered and encoded in those threads."""
+    tokenizer = ClientTokenizer(backend=byte_tokenizer())
+    conversation = Conversation(tokenizer=tokenizer)
+    gate = threading.Event()
+    monkeypatch.setattr(
+        tokenizer_module, "encoding_of", lambda *_, **__: gate.wait(20) and TOKENIZER.backend.encode("")
+    )
+    monkeypatch.setattr(Conversation, "_prepare", lambda *_: (Rendered(), [], Shield()))
+    text = "a" * (VERY_LONG_TEXT + 1)
+
+    async def all_of() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        tasks = [asyncio.ensure_future(tokenizer.encode_async(text)) for _ in range(4)]
+        chat = conversation.encode_async([], add_generation_prompt=True, variables={})
+        tasks += [asyncio.ensure_future(chat)]
+        await asyncio.sleep(0.2)
+        try:
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), 10) == 5
+        finally:
+            gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(all_of())
+
+
+class Rendered:
+    """A template whose text nothing bounds."""
+
+    async def render_async(self, given: object, **variables: object) -> str:
+        return "a" * (VERY_LONG_TEXT + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tenon_core.sampling.validate import ModelFacts
@@ -64,7 +65,10 @@ class Conversation:
         end = _left_open(given, shield) if is_continued else ""
         values = await asyncio.to_thread(self._variables, variables, shield, add_generation_prompt, tools)
         rendered = await template.render_async(given, **values)
-        return await asyncio.to_thread(self._encoded, _cut(rendered, end), shield, facts)
+        kept = _cut(rendered, end)
+        return await self.tokenizer.beside(
+            partial(self._encoded, kept, shield, facts), num_unbounded=0 if facts is not None else len(kept)
+        )
 
     def _encoded(self, rendered: str, shield: Shield, facts: ModelFacts | None) -> tuple[str, list[int]]:
         text = "".join(piece for piece, _ in shield.split(rendered))

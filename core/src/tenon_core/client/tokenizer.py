@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
@@ -22,7 +24,9 @@ from tenon_platforms.errors import RequestError
 from .token_floor import Measure, least_tokens, measure_of
 
 LONG_TEXT = 2_000  # characters; shorter ones take less time than a thread's hand-over
+VERY_LONG_TEXT = 65_536
 LONG_IDS = 2_000  # tokens
+T = TypeVar("T")
 _OPEN, _CLOSE = "\ue0a1", "\ue0a2"  # private-use characters around a stand-in's name
 
 
@@ -57,6 +61,9 @@ class ClientTokenizer:
     control_ids: frozenset[int] = field(init=False)
     _control_texts: re.Pattern[str] | None = field(init=False)
     _plain: Tokenizer | None = field(init=False, default=None)
+    _patient: ThreadPoolExecutor = field(
+        init=False, default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="long-texts")
+    )
     _measure: tuple[Measure | None] | None = field(init=False, default=None)  # made for the first long text
 
     def __post_init__(self) -> None:
@@ -105,7 +112,17 @@ class ClientTokenizer:
         """The same without holding up the event loop."""
         if len(text) < LONG_TEXT:
             return self.encode(text, add_special_tokens=add_special_tokens, facts=facts)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens, facts=facts)
+        work = partial(self.encode, text, add_special_tokens=add_special_tokens, facts=facts)
+        return await self.beside(work, num_unbounded=0 if facts is not None else len(text))
+
+    async def beside(self, work: Callable[[], T], *, num_unbounded: int) -> T:
+        """Do work on texts beside the event loop. num_unbounded: characters that no model's context bounds.
+
+        Many of these take minutes, which nothing can stop: they have one thread, in turn, and leave the common ones to
+        everybody else.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._patient if num_unbounded > VERY_LONG_TEXT else None, work)
 
     def shielded(self, value: Any, shield: Shield) -> Any:
         """A copy of a message or tool (text, list, map), stand-ins for control tokens' texts in it, in keys too."""

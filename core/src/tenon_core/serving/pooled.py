@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -94,7 +93,12 @@ class PooledCall:
             ]
 
         with names_of({"prompt": "input"}):
-            return await unless_gone(self.request, asyncio.to_thread(encode))
+            texts = [one for one in many if isinstance(one, str)]
+            return await unless_gone(self.request, self.beside(encode, texts, is_cut=keep is not None))
+
+    async def beside(self, encode: Callable[[], list[PoolingPrompt]], texts: Sequence[str], *, is_cut: bool) -> Any:
+        """Encode beside the event loop. is_cut: texts may be longer than the context, which bounds the others."""
+        return await self.tokenizer.beside(encode, num_unbounded=sum(map(len, texts)) if is_cut else 0)
 
 
 async def read_call(services: Services, request: Request, kind: type[F]) -> tuple[PooledCall, F]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from starlette.requests import Request
@@ -68,6 +67,7 @@ async def scored(
 ) -> tuple[list[float], list[ActiveRequest]]:
     """Each pair's score, and the requests that were run for them. per_document: tokens kept of each right text."""
     keep = call.keep(params)
+    is_cut = keep is not None or per_document is not None
     if call.pooling.is_scorer:
 
         @cache
@@ -77,7 +77,8 @@ async def scored(
             own = len(call.tokenizer.encode(first)) + per_document + 1  # and the pair's closing token
             return own if keep is None else min(keep, own)
 
-        encoding = asyncio.to_thread(encode_pairs, call.tokenizer, pairs, call.facts, keeps)
+        encode = partial(encode_pairs, call.tokenizer, pairs, call.facts, keeps)
+        encoding = call.beside(encode, [second for _, second in pairs], is_cut=is_cut)
         done = await call.run(await unless_gone(call.request, encoding), params)
         return [float(data[0, 0]) for _, data in done], [one for one, _ in done]
     check_scores(call.pooling)
@@ -93,7 +94,7 @@ async def scored(
             found.append(encode_text(call.tokenizer, text, call.facts, keep=most))
         return found
 
-    prompts = await unless_gone(call.request, asyncio.to_thread(encode_texts))
+    prompts = await unless_gone(call.request, call.beside(encode_texts, texts, is_cut=is_cut))
     done = await call.run(prompts, with_task(params, EMBED))
     vectors = {text: data[0] for text, (_, data) in zip(texts, done, strict=True)}
     return [cosine(vectors[first], vectors[second]) for first, second in pairs], [one for one, _ in done]
