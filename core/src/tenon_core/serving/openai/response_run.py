@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -107,7 +108,8 @@ class Run:
         text = "".join(one.text for one in self.blocks.blocks if one.kind is Kind.THOUGHT)
         tokenizer = self.chat.services.tokenizer
         if text and tokenizer is not None and not self.num_thought:
-            self.num_thought = len(await tokenizer.encode_async(text, add_special_tokens=False))
+            encode = partial(tokenizer.encode, text, add_special_tokens=False)
+            self.num_thought = len(await tokenizer.beside(encode, num_unbounded=0))
 
     def _end(self, status: str) -> None:
         if self.status != "in_progress":
