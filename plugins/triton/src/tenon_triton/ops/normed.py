@@ -24,16 +24,15 @@ from .linear import LinearPolicy, Weight, merged_linear, multiply
 from .linear_table import NormedGemv, NormedWay
 from .norm import add_rms_norm, add_rms_norm_float8, contiguous_rows
 from .normed_gemv import normed_gemv
-from .prologue import AddNorm, shrink_of
+from .prologue import AddNorm, Gain, gain_of
 from .tiles import tiles
 
 
 class Prepared(NamedTuple):
-    """norm: [hidden]; then: what `then` prepared; shrink: `AddNorm`'s."""
+    """then: what `then` prepared."""
 
-    norm: Tensor
+    norm: Gain
     then: Any
-    shrink: float
 
 
 def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel | No:
@@ -55,25 +54,22 @@ def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel 
     activation = None if gated is None else gated.activation
 
     def prepare(weights: NormedWeights, uses: tuple[WeightUse, ...]) -> Prepared:
-        gain = weights.norm
-        return Prepared(gain, then.bind(weights.then, *uses), shrink_of(gain, norm.weight_offset))
+        return Prepared(gain_of(weights.norm, norm.weight_offset), then.bind(weights.then, *uses))
 
     def run(x: Tensor, residual: Tensor, weights: Prepared) -> tuple[Tensor, Tensor]:
-        gain, held, shrink = weights
+        gain, held = weights
         first: Weight = held if gated is None else held[0]
         way = policy.normed(x.shape[0], first, paired=gated is not None)
         if way is not None:
             x, residual = contiguous_rows(x), contiguous_rows(residual)
             total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-            added = AddNorm(
-                residual=residual, gain=gain, total=total, eps=norm.eps, offset=norm.weight_offset, shrink=shrink
-            )
+            added = AddNorm(residual=residual, total=total, gain=gain, eps=norm.eps)
             y = normed_product(x, first, way, added, activation)
             return y if gated is None else multiply(y, held[1], policy, dtype), total
         if policy.keeps(x.shape[0], first):
-            rows, total = run_plain(x, residual, gain)
+            rows, total = run_plain(x, residual, gain.stored)
         else:
-            rows, total = add_rms_norm_float8(norm, x, residual, gain)
+            rows, total = add_rms_norm_float8(norm, x, residual, gain.stored)
         return run_then(rows, held), total
 
     return Kernel(

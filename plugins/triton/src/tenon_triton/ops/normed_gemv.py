@@ -161,7 +161,7 @@ def normed_gemv(
     _normed_gemv[(triton.cdiv(out_features, config.rows * config.turns),)](
         x,
         norm.residual,
-        norm.gain,
+        norm.gain.stored,
         norm.total,
         weight,
         scale,
@@ -172,7 +172,7 @@ def normed_gemv(
         x.stride(0),
         norm.residual.stride(0),
         norm.eps,
-        OFFSET=norm.offset,
+        OFFSET=norm.gain.offset,
         M=tokens,
         ROWS=config.rows,
         BLOCK=block,

@@ -21,16 +21,31 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddNorm:
-    """residual: [tokens, hidden] with contiguous rows; gain: [hidden]; total: [tokens, hidden], written: neither x nor
-    the residual. offset: of the gain. shrink: a power of two, so that no product of a sum and a gain overflows.
-    """
+    """residual: [tokens, hidden] with contiguous rows. total: [tokens, hidden], written: neither x nor the residual."""
 
     residual: Tensor
-    gain: Tensor
     total: Tensor
+    gain: Gain
     eps: float
-    offset: float = 0.0
-    shrink: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """A norm's weight [hidden] as stored, to which `offset` is added, and as tiles multiply by it.
+
+    scaled: float32, (stored + offset) * shrink. shrink: a power of two, so that no product with a sum overflows.
+    """
+
+    stored: Tensor
+    offset: float
+    scaled: Tensor
+    shrink: float
+
+
+def gain_of(stored: Tensor, offset: float) -> Gain:
+    """What is made of a norm's weight when it is loaded."""
+    shrink = shrink_of(stored, offset)
+    return Gain(stored=stored, offset=offset, scaled=(stored.float() + offset) * shrink, shrink=shrink)
 
 
 def shrink_of(gain: Tensor, offset: float) -> float:
@@ -45,32 +60,30 @@ def shrink_of(gain: Tensor, offset: float) -> float:
 def add_tile(
     taken,  # [M, K]
     more,  # pointers to the residual's tile
-    gain,  # pointers [K]
+    gain,  # pointers to float32 [K]
     total,  # pointers to the rows' first columns [M]
     place,  # columns [K]
     squares,  # [M, K // 8]
     stores,  # whether this program stores a row's sum [M]
     width,
-    shrink,
-    OFFSET: tl.constexpr,
     EVEN: tl.constexpr,
 ):
     """(the sum times the gain in x's type, squares of the sum on top of `squares`)."""
     dtype = taken.dtype
     if EVEN:
         added = taken.to(tl.float32) + tl.load(more).to(tl.float32)
-        gains = tl.load(gain).to(tl.float32)
+        gains = tl.load(gain)
         keeps = stores[:, None]
     else:
         inside = place < width
         added = taken.to(tl.float32) + tl.load(more, mask=inside[None, :], other=0.0).to(tl.float32)
-        gains = tl.load(gain, mask=inside, other=0.0).to(tl.float32)
+        gains = tl.load(gain, mask=inside, other=0.0)
         keeps = stores[:, None] & inside[None, :]
     rounded = added.to(dtype)
     tl.store(total[:, None] + place[None, :], rounded, mask=keeps)
     wide = rounded.to(tl.float32)
     squares += tl.sum(tl.reshape(wide * wide, [squares.shape[0], squares.shape[1], 8]), 2)  # stays in its threads
-    return (wide * ((gains + OFFSET) * shrink)[None, :]).to(dtype), squares
+    return (wide * gains[None, :]).to(dtype), squares
 
 
 @triton.jit

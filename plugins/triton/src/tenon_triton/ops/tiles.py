@@ -90,7 +90,6 @@ def _tiles(
     residual_stride,
     eps,
     shrink,
-    OFFSET: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -131,7 +130,7 @@ def _tiles(
         sums = tl.zeros([M, N], tl.float32)
     others = sums
     squares = tl.zeros([M, K // 8], tl.float32)
-    r_row = x_row
+    r_row, mine = x_row, begin + column_tile * K
     if residual is not None:
         r_row = tl.where(known, token, 0).to(tl.int64) * residual_stride
     for start in range(begin, end, K):
@@ -140,11 +139,12 @@ def _tiles(
             taken = tl.load(x + x_row[:, None] + place[None, :])  # [M, K]; rows past the last repeat row 0
         else:
             taken = tl.load(x + x_row[:, None] + place[None, :], mask=(place < in_features)[None, :], other=0.0)
-        if residual is not None:  # the tiles of a row's programs are alike: each stores some of the sum
-            stores = known & (start // K % tl.num_programs(0) == column_tile)
+        if residual is not None:  # the programs of a row read the same tiles: they take turns at storing the sum
+            stores = known & (start == mine)
+            mine += tl.where(start == mine, tl.num_programs(0) * K, 0)
             taken, squares = add_tile(
                 taken, residual + r_row[:, None] + place[None, :], gain + place,
-                total + token.to(tl.int64) * in_features, place, squares, stores, in_features, shrink, OFFSET, EVEN,
+                total + token.to(tl.int64) * in_features, place, squares, stores, in_features, EVEN,
             )  # fmt: skip
         held = _rows_of(weight, w_row, place, in_features, taken.dtype, EVEN, UNPACK)
         sums = _product(taken, held, sums, SWAP, PRECISION)
@@ -170,8 +170,8 @@ def _tiles(
         size = tokens.to(tl.int64) * out_features
         tl.store(parts + split * size + target, sums, mask=mask)
         if residual is not None:
-            mine = (split * tl.num_programs(0) + column_tile) * tokens
-            tl.store(squares_of + mine + token, found_squares, mask=known)  # [splits, column tiles, tokens]
+            own = (split * tl.num_programs(0) + column_tile) * tokens
+            tl.store(squares_of + own + token, found_squares, mask=known)  # [splits, column tiles, tokens]
         tl.debug_barrier()  # all threads' parts are written before the program says so
         tile = row_tile * tl.num_programs(0) + column_tile
         arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
@@ -250,7 +250,7 @@ def tiles(
         y,
         parts,
         counters,
-        *((None,) * 3 if norm is None else (norm.residual, norm.gain, norm.total)),
+        *((None,) * 3 if norm is None else (norm.residual, norm.gain.scaled, norm.total)),
         squares,
         tokens,
         out_features,
@@ -258,8 +258,7 @@ def tiles(
         x.stride(0),
         0 if norm is None else norm.residual.stride(0),
         0.0 if norm is None else norm.eps,
-        1.0 if norm is None else norm.shrink,
-        OFFSET=0.0 if norm is None else norm.offset,
+        1.0 if norm is None else norm.gain.shrink,
         M=config.m,
         N=config.n,
         K=config.k,
