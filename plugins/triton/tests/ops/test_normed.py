@@ -42,7 +42,7 @@ EPS = 1e-5
 
 def policy_of(way: NormedWay | None, **fields: bool) -> LinearPolicy:
     """One way with the norm, behind it tiles: what a table that names it computes at any number of tokens."""
-    ways: tuple[Rule[NormedWay], ...] = () if way is None else (Rule(max_tokens=2**31, way=way),)
+    ways: tuple[Rule[NormedWay | None], ...] = () if way is None else (Rule(max_tokens=2**31, way=way),)
     table = LinearTable(rules=(Rule(max_tokens=2**31, way=Tiles(k=32, widens=True)),), pair_tokens=64, normed=ways)
     return LinearPolicy(table=table, float8_table=table, **fields)
 
@@ -220,7 +220,11 @@ def test_no_tokens() -> None:
 
 def test_a_table_chooses_by_tokens_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a rule's tokens the product normalizes; beyond, the norm has a launch of its own, with the same result."""
-    rules: tuple[Rule[NormedWay], ...] = (Rule(max_tokens=2, way=GEMV), Rule(max_tokens=16, way=TILES[0], max_out=64))
+    rules: tuple[Rule[NormedWay | None], ...] = (
+        Rule(max_tokens=2, way=GEMV),
+        Rule(max_tokens=3, way=None),
+        Rule(max_tokens=16, way=TILES[0], max_out=64),
+    )
     policy = policy_of(None)
     policy = replace(policy, table=replace(policy.table, normed=rules))
     spec = spec_of(64, (64,), Dense(stored=DType.FLOAT32), DType.FLOAT32, bias=False, offset=0.0, gated=False)
@@ -232,13 +236,13 @@ def test_a_table_chooses_by_tokens_and_size(monkeypatch: pytest.MonkeyPatch) -> 
     held = kernel.bind(NormedWeights(norm=torch.ones(64), then=stored))
     reference = OpTable(platform="reference").choose(spec)
     bound = reference.bind(NormedWeights(norm=torch.ones(64), then=stored))
-    for tokens in (2, 3, 16, 17):
+    for tokens in (2, 3, 4, 16, 17):
         x, residual = torch.randn(tokens, 64), torch.randn(tokens, 64)
         for found, wanted in zip(kernel.run(x, residual, held), reference.run(x, residual, bound), strict=True):
             assert error(found, wanted.double()) < 1e-5
     assert used == [GEMV, TILES[0], TILES[0]]
     wide_weight = Weight(weight=torch.zeros(65, 64), scale=None, bias=None)
-    assert policy.normed(3, wide_weight) is None
+    assert policy.normed(4, wide_weight) is None
 
 
 def test_what_does_not_fit_is_left_to_the_parts() -> None:

@@ -81,19 +81,19 @@ class Rule(Generic[Kind]):
 class LinearTable:
     """Rules in order of preference. pair_tokens: up to so many tokens a gated MLP's first product ends with the
     activation (its way must be a `Gemv`, or `Tiles` whose sums are not split). normed: ways with the norm in the
-    product's launch, a gated MLP's always with the activation; where none fits, the norm is a launch of its own.
+    product's launch, a gated MLP's always with the activation. None, or where none fits: the norm has its own launch.
     """
 
     rules: tuple[Rule[Way], ...] = ()
     pair_tokens: int = 0
-    normed: tuple[Rule[NormedWay], ...] = ()
+    normed: tuple[Rule[NormedWay | None], ...] = ()
 
     def way(self, tokens: int, out_features: int, in_features: int) -> Way:
         """The first rule that fits, else the library's."""
         return _first(self.rules, tokens, out_features, in_features) or LIBRARY
 
     def normed_way(self, tokens: int, out_features: int, in_features: int) -> NormedWay | None:
-        """The first way with the norm that fits."""
+        """What the first rule that fits says of the norm."""
         return _first(self.normed, tokens, out_features, in_features)
 
 
