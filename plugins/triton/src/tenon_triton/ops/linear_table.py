@@ -1,7 +1,7 @@
 """Which way a linear is computed, by its number of tokens and its shape: data, measured once for a device.
 
 No tuning at run time: a table is a tuple of rules, the first that fits is taken, and a graph captured for some number
-of tokens always holds the same kernel. `benchmarks/triton_ops.py` prints what to write here.
+of tokens always holds the same kernel. `benchmarks/triton_ops.py` and `triton_fused.py` print what to write here.
 """
 
 from __future__ import annotations

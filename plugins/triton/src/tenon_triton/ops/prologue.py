@@ -12,11 +12,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+class Gain(NamedTuple):
+    """A norm's weight [hidden] as stored, to which `offset` is added, and as tiles multiply by it.
+
+    scaled: float32, (stored + offset) * shrink. shrink: a power of two, so that no product with a sum overflows.
+    """
+
+    stored: Tensor
+    offset: float
+    scaled: Tensor
+    shrink: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +40,6 @@ class AddNorm:
     total: Tensor
     gain: Gain
     eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """A norm's weight [hidden] as stored, to which `offset` is added, and as tiles multiply by it.
-
-    scaled: float32, (stored + offset) * shrink. shrink: a power of two, so that no product with a sum overflows.
-    """
-
-    stored: Tensor
-    offset: float
-    scaled: Tensor
-    shrink: float
 
 
 def gain_of(stored: Tensor, offset: float) -> Gain:
