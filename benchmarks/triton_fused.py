@@ -41,7 +41,7 @@ CONTEXTS = (64, 320, 1024, 4096)
 
 QKV = [(64, 128, 1, 4), (64, 128, 2, 4), (64, 128, 4, 4), (64, 256, 2, 3), (64, 64, 2, 6)]  # n, k, splits, stages
 GATE_UP = [(64, 128, 1, 3), (64, 128, 1, 2), (64, 64, 1, 4), (64, 64, 1, 5)]
-QKV_FLOAT8 = [(64, 128, 2, 4), (64, 256, 1, 4), (64, 256, 2, 4), (64, 256, 4, 4), (64, 512, 2, 3)]
+QKV_FLOAT8 = [(64, 128, 2, 4), (64, 256, 1, 4), (64, 256, 2, 4), (64, 256, 4, 4)]
 GATE_UP_FLOAT8 = [(64, 128, 1, 4), (64, 128, 1, 3), (64, 256, 1, 3)]
 GEMVS = {  # rows, warps by the width of a row
     ("qkv", 4096): [(2, 8), (4, 8), (1, 8)],
@@ -108,8 +108,9 @@ def ways(op: str, out: int, hidden: int, tokens: int, *, fp8: bool) -> list[Norm
         shapes = {("qkv", False): QKV, ("qkv", True): QKV_FLOAT8, ("gate_up", False): GATE_UP}.get(
             (op, fp8), GATE_UP_FLOAT8
         )
-        found += [
-            Tiles(m=height(tokens), n=n, k=k, splits=s, warps=4, stages=st, swap=True, widens=fp8)
+        m = height(tokens)
+        found += [  # a program adds and scales m rows of x beside its product: large tiles want more threads
+            Tiles(m=m, n=n, k=k, splits=s, warps=8 if m * k >= 8192 else 4, stages=st, swap=True, widens=fp8)
             for n, k, s, st in shapes
         ]
     return found
