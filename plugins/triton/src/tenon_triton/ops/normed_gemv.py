@@ -100,7 +100,7 @@ def _normed_gemv(
             x + 3 * x_stride, residual + 3 * residual_stride, total + 3 * hidden, gains, column, inside, stores, hidden,
             eps, OFFSET,
         )  # fmt: skip
-    for turn in range(0, tl.cdiv(out_features - first, step)):
+    for turn in range(tl.cdiv(out_features - first, step)):
         start = first + turn * step
         row = start + tl.arange(0, ROWS)
         following = _lines(weight, start + step, column, inside, out_features, hidden, ROWS, EVEN)
