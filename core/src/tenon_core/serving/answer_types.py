@@ -257,6 +257,7 @@ class ChatAnswer(Answer):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class ChatDelta(Answer):
@@ -278,11 +279,10 @@ class ChunkChoice(Answer):
     finish_reason: FinishReason | None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Answer):
-    """A piece of a stream."""
+    """A piece of a stream. prompt_token_ids, prompt_text: in the first one."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -290,6 +290,8 @@ class ChatChunk(Answer):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 # vectors, labels, scores

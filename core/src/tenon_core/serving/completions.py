@@ -66,7 +66,8 @@ class Completion:
         if self.fields.logprobs is None or self.services.vocabulary is None:
             return None
         offset = 0 if self.fields.echo else len(self.echoed_text(request))
-        return CompletionLogprobs(self.services.vocabulary, self.fields.logprobs, offset=offset)
+        as_ids = bool(self.fields.return_tokens_as_token_ids)
+        return CompletionLogprobs(self.services.vocabulary, self.fields.logprobs, offset=offset, as_ids=as_ids)
 
 
 def handler(services: Services) -> Any:
@@ -92,8 +93,8 @@ def handler(services: Services) -> Any:
         prompts = await unless_gone(
             request, encoded(fields.prompt, tokenizer, add_special_tokens=fields.add_special_tokens is not False)
         )
-        if fields.truncate_prompt_tokens is not None:  # what is left of a text is known by its tokens alone
-            prompts = [(None, shortened(ids, fields, params, facts)) for _, ids in prompts]
+        is_cut = fields.truncate_prompt_tokens is not None  # what is left of a text is known by its tokens alone
+        prompts = [(None if is_cut else text, shortened(ids, fields, params, facts)) for text, ids in prompts]
         params = with_bad_words(params, tokenizer)
         work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
         call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
@@ -191,7 +192,7 @@ async def pieces(call: Completion) -> AsyncIterator[bytes]:
     shapes: dict[int, CompletionLogprobs | None] = {}
     made = Pieces(call.head.whole())
     try:
-        async for deltas in call.work.deltas(call.services.config.stream_interval):
+        async for deltas in call.work.deltas(call.fields.interval(call.services.config.stream_interval)):
             for request, delta in deltas:
                 key = call.index(request, delta.index)
                 if key not in shapes:
@@ -199,7 +200,8 @@ async def pieces(call: Completion) -> AsyncIterator[bytes]:
                     found = piece(call, request, delta, shapes[key], key, is_first=True)
                 else:
                     found = piece(call, request, delta, shapes[key], key, is_first=False)
-                yield made.of(ENCODER.encode(found), call.usage() if call.fields.wants_running_usage else None)
+                further = {"usage": call.usage()} if call.fields.wants_running_usage else None
+                yield made.of(ENCODER.encode(found), further)
         if call.fields.wants_usage:
             yield made.usage(call.usage())
     finally:
