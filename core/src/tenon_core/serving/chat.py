@@ -21,6 +21,7 @@ from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
 from .body import read_object
+from .field_names import names_of
 from .limits import shortened
 from .logprobs import chat_logprobs, prompt_positions
 from .protocol import ChatFields, parse
@@ -108,30 +109,31 @@ async def begin(
 
     is_clamped: a limit beyond the context's end is its end, instead of an error.
     """
-    generation, facts = services.ready_generation()
-    tokenizer, conversation = services.ready_tokenizer()
-    params = with_bad_words(chat_params(fields), tokenizer)
-    reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
-    if reading.structured is not None:
-        params = msgspec.structs.replace(params, structured_outputs=reading.structured)
-    await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
-    reading.prompt = text
-    budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
-    params = msgspec.structs.replace(params, thinking=reading.thinking_limit(budget))
-    ids = shortened(ids, fields, params, facts)
-    room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
-    if is_clamped and params.max_tokens is not None and params.max_tokens > room:
-        params = msgspec.structs.replace(params, max_tokens=None)
-    work = Work.start(
-        generation,
-        [(text, ids)],
-        params,
-        is_watched=bool(fields.stream),
-        shown_ids=reading.shown_ids(services.vocabulary),
-        **labelled(fields, request),
-    )
-    return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+    with names_of(fields.names):
+        generation, facts = services.ready_generation()
+        tokenizer, conversation = services.ready_tokenizer()
+        params = with_bad_words(chat_params(fields), tokenizer)
+        reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
+        if reading.structured is not None:
+            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
+        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
+        text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
+        reading.prompt = text
+        budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
+        params = msgspec.structs.replace(params, thinking=reading.thinking_limit(budget))
+        ids = shortened(ids, fields, params, facts)
+        room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
+        if is_clamped and params.max_tokens is not None and params.max_tokens > room:
+            params = msgspec.structs.replace(params, max_tokens=None)
+        work = Work.start(
+            generation,
+            [(text, ids)],
+            params,
+            is_watched=bool(fields.stream),
+            shown_ids=reading.shown_ids(services.vocabulary),
+            **labelled(fields, request),
+        )
+        return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
 
 
 async def encoded(

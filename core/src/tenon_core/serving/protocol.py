@@ -149,6 +149,14 @@ class SamplingFields(Fields):
         """Whether every piece of a stream has the counts so far."""
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The engine's names -> those of the fields that were sent, for errors (`field_names.names_of`)."""
+        found = {"beam_width": "n"}
+        if self.structured_outputs is None:  # it was made of another field
+            found["structured_outputs"] = "tool_choice" if self.response_format is None else "response_format"
+        return found
+
     def sampling(self, **given: Any) -> SamplingParams:
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
         if self.stream_options is not None and not self.stream:
