@@ -21,7 +21,8 @@ if __name__ == "__main__":
     supervisor.EngineProcess.__init__ = lambda self, _=(): original(self, command)  # type: ignore[method-assign,misc]
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[2]).items()}
     try:
-        code = run_server(EngineConfig.from_flat(model=sys.argv[1]), ServerConfig(**options))
+        engine = json.loads(os.environ.get("TEST_ENGINE_OPTIONS", "{}"))
+        code = run_server(EngineConfig.from_flat(model=sys.argv[1], **engine), ServerConfig(**options))
     except TenonError as error:
         print(f"error: {error.message}", file=sys.stderr)
         code = 2

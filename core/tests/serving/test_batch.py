@@ -105,6 +105,27 @@ def test_bad_lines_get_records(folder: Path, tmp_path: Path) -> None:
     assert again[1].num_done == 0 and again[2] == found, "the second run writes nothing"
 
 
+SALT = {"cache_salt": "a\nb"}
+REFUSED = (
+    {"max_tokens": 0}, {"n": 10**9}, {"temperature": 1e308}, {"top_p": -1}, {"stop": ["x"] * 1000}, {"logprobs": 10**6},
+    {"prompt": [5, 270]}, {"prompt": [-1]}, {"prompt": []}, {"prompt": ["x"] * 1000}, {"stop_token_ids": [2**31]},
+    {"prompt_embeds": "gASVAAAA"}, {"kv_transfer_params": {"a": 1}}, {"mm_processor_kwargs": {"a": 1}}, SALT,
+    {"structured_outputs": {"regex": "("}}, {"chat_template": "{{ 1 }}"}, {"no_such_field": 1},
+    {"logit_bias": {"a": 1}},
+)  # fmt: skip
+
+
+def test_a_line_is_checked_as_a_request_is(folder: Path, tmp_path: Path) -> None:
+    """T45: cases of T19, T21 to T24, T26, T27 and T29 as lines."""
+    lines = [line(f"c{place}", **one) for place, one in enumerate(REFUSED)]
+    code, tally, found = run(folder, [*lines, line("good")], tmp_path)
+    assert code == 0 and (tally.num_ok, tally.num_refused, tally.num_bad) == (1, len(REFUSED), 0)
+    by_id = {one["custom_id"]: one["response"] for one in found}
+    for place, one in enumerate(REFUSED):
+        answer = by_id[f"c{place}"]
+        assert answer["status_code"] == 400 and next(iter(one)) in str(answer["body"]["error"]), (one, answer)
+
+
 def test_bytes_that_are_no_text(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b'{"custom_id": "\xff\xfe"}\n\x00\n' + json.dumps(line("a")).encode())  # no newline
     config = EngineConfig.from_flat(model=str(folder))

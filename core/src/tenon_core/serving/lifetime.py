@@ -225,6 +225,7 @@ class Lifetime:
         supervisor, services = self.supervisor, self.services
         assert supervisor is not None and supervisor.link is not None
         services.facts, services.ready = ready.facts, ready
+        services.metrics.set_block_size(ready.facts.block_size)
         phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in ready.start_seconds.items())
         LOG.info("engine ready on platform %s (%s)", ready.facts.platform or "unknown", phases)
         services.generation = None
