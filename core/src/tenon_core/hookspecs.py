@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-from importlib_metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
 from tenon_platforms.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint
 
 SCHEDULERS = "tenon.schedulers"  # name -> factory(SchedulerContext) -> Scheduler
 BLOCK_ALLOCATORS = "tenon.block_allocators"  # name -> factory(num_blocks=int) -> BlockAllocator
@@ -47,6 +48,8 @@ class Registration:
 @cache
 def registrations(group: str) -> dict[str, Registration]:
     """All entries of a group by name; two owners of one name raise `PluginError` naming both."""
+    from importlib_metadata import entry_points
+
     found: dict[str, Registration] = {}
     for entry in entry_points(group=group):
         owner = entry.dist.name if entry.dist is not None else "unknown"
