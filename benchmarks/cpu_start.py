@@ -1,12 +1,12 @@
-"""From process start to the first token, and the memory of a server under load, of one checkpoint on Tenon's CPU platform.
+"""From process start to the first token, and a server's memory under load: one checkpoint on Tenon's CPU platform.
 
     python benchmarks/cpu_start.py MODEL.gguf [--threads 2] [--runs 3] [--concurrent 16] [--length 128] [--json]
 
-*Offline* is a script that makes an `LLM` and generates one token. *Served* is `tenon serve`, asked again and again for a
-stream of one token until the first one comes. CPU seconds are those of all processes until that token; they say more
+*Offline* is a script that makes an `LLM` and generates one token. *Served* is `tenon serve`, asked again and again for
+a stream of one token until the first one comes. CPU seconds are those of all processes until that token; they say more
 than wall seconds where others use the machine. *Memory* is of a server with `--concurrent` requests at once, each of
-`--length` tokens in and out: the sum of the processes' proportional set sizes (pages that several share count once in
-all), sampled, at its peak, by process; and the sum of each process's own peak, shared pages counted for each. Linux only.
+`--length` tokens in and out: the sum of the processes' proportional set sizes (pages that several share count once),
+sampled, at its peak, by process; and the sum of each process's own peak, shared pages counted for each. Linux only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,8 @@ def tree(pid: int) -> list[int]:
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*"):
-            try:
+            with suppress(OSError):  # gone meanwhile
                 found += map(int, (task / "children").read_text().split())
-            except OSError:
-                pass  # gone meanwhile
     return found
 
 
@@ -77,15 +75,13 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of a process, of those that descend from it, and of those of them that it waited for."""
     total = 0
     for one in tree(pid):
-        try:
+        with suppress(OSError):
             total += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
-        except OSError:
-            pass
     return total / TICKS
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """KiB of one process: shares of its pages (Pss, of them anonymous and of files), resident, and its peak resident."""
+    """KiB of one process: its shares of pages (Pss, anonymous ones, files'), what is resident, and the peak of that."""
     found: dict[str, int] = {}
     for name in ("smaps_rollup", "status"):
         for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():

@@ -26,12 +26,13 @@ SELECTION = (
     "assert select(SelectionRequest(platform='reference')).manifest.name == 'reference'"
 )
 FACE = "from tenon_core import LLM, SamplingParams, RequestOutput\nassert LLM.generate"
-# What `tenon serve` has imported when it starts the engine's process, which takes the longest and waits for nothing else.
+# What `tenon serve` has imported when it starts the engine's process, which takes longest and waits for nothing else.
 SPAWN = (
     "import subprocess, sys\n"
     "from tenon_core.cli.main import main\n"
     "def spawn(*_, **__):\n    raise SystemExit\n"
-    "subprocess.Popen = type('Popen', (), {'__init__': spawn, '__class_getitem__': classmethod(lambda kind, _: kind)})\n"
+    "known = {'__init__': spawn, '__class_getitem__': classmethod(lambda kind, _: kind)}\n"
+    "subprocess.Popen = type('Popen', (), known)\n"
     "sys.argv = ['tenon', 'serve', '/nowhere', '--port', '0']\nrun(main)\n"
     "assert 'tenon_core.client.engine_process' in sys.modules"
 )

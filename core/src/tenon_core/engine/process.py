@@ -290,7 +290,7 @@ def remove_folder(address: str) -> None:
 def import_early() -> None:
     """Import what takes long, while the parent still looks for the model."""
     preload_torch()
-    import tenon_core.loading.checkpoint
+    import tenon_core.loading.checkpoint  # noqa: F401 - what needs no torch, while its libraries come
     import tenon_platforms.handshake
     import tenon_platforms.selection  # noqa: F401
 
