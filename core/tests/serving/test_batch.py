@@ -15,7 +15,7 @@ import psutil
 import pytest
 from running_server import FOLDER
 
-from tenon_core.client import supervisor
+from tenon_core.client import engine_process
 from tenon_core.config import EngineConfig
 from tenon_core.serving import batch, batch_file
 from tenon_core.serving.batch import Tally, run_batch
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(autouse=True)
 def _fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = supervisor.EngineProcess.__init__
+    original = engine_process.EngineProcess.__init__
     command = (sys.executable, str(FOLDER / "fake_process.py"))
-    monkeypatch.setattr(supervisor.EngineProcess, "__init__", lambda self, _=(): original(self, command))
+    monkeypatch.setattr(engine_process.EngineProcess, "__init__", lambda self, _=(): original(self, command))
 
 
 def line(name: str, text: str = "abc", url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
