@@ -46,7 +46,17 @@ from tenon_triton.facts import DeviceFacts  # noqa: E402
 from tenon_triton.ops import linear, norm, rope_kv  # noqa: E402
 from tenon_triton.ops.gated_mlp import gated_mlp  # noqa: E402
 from tenon_triton.ops.linear import LinearPolicy, Weight  # noqa: E402
-from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, Library, Tiles, Way  # noqa: E402
+from tenon_triton.ops.linear_table import (  # noqa: E402
+    BANDWIDTH,
+    FLOAT8_BANDWIDTH,
+    Gemv,
+    Library,
+    NormedWay,
+    Tiles,
+    Way,
+)
+from tenon_triton.ops.normed import normed_product  # noqa: E402
+from tenon_triton.ops.prologue import AddNorm, Gain, gain_of  # noqa: E402
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 FACTS = DeviceFacts(compute_units=132, shared_bytes=227 << 10)
@@ -102,6 +112,10 @@ class Chosen:
     def __init__(self, base: Any, pair_tokens: int) -> None:
         self.base, self.pair_tokens = base, pair_tokens
         self.ways: dict[tuple[int, int], Way] = {}
+        self.normed: dict[tuple[int, int], NormedWay] = {}
+
+    def normed_way(self, tokens: int, out_features: int, in_features: int) -> NormedWay | None:
+        return self.normed.get((out_features, in_features))
 
     def way(self, tokens: int, out_features: int, in_features: int) -> Way:
         return self.ways.get((out_features, in_features)) or self.base.way(tokens, out_features, in_features)
@@ -109,7 +123,7 @@ class Chosen:
 
 @dataclass
 class Layer:
-    norms: tuple[Tensor, Tensor]
+    norms: tuple[Gain, Gain]
     weights: dict[str, Weight]
     cache: Tensor
 
@@ -158,6 +172,7 @@ class Chain:
     fp8: bool
     tokens: int
     fused: bool = True  # norms quantize
+    shared_bytes: int = 0  # 0: ways are taken as they are
     decode: DecodeConfig | None = None  # None: the table's
     layers: list[Layer] = field(default_factory=list)
     skip: set[str] = field(default_factory=set)
@@ -167,7 +182,9 @@ class Chain:
         shape = self.shape
         base = FLOAT8_BANDWIDTH if self.fp8 else BANDWIDTH
         self.table = Chosen(base, base.pair_tokens)
-        self.policy = LinearPolicy(table=self.table, float8_table=self.table, float8=True)  # type: ignore[arg-type]
+        self.policy = LinearPolicy(
+            table=self.table, float8_table=self.table, float8=True, shared_bytes=self.shared_bytes  # type: ignore[arg-type]
+        )  # fmt: skip
         part = RMSNormSpec(hidden=128, eps=1e-6, dtype=DType.BFLOAT16) if shape.normed else None
         rope = RopeSpec(head_dim=128, rotary_dim=128, base=5e5, max_positions=4096)
         spec = QKNormRopeKVWriteSpec(
@@ -198,7 +215,7 @@ class Chain:
         for _ in range(shape.layers):
             self.layers.append(
                 Layer(
-                    norms=(torch.ones(shape.hidden, device=CUDA, dtype=BF16),) * 2,
+                    norms=(gain_of(torch.rand(shape.hidden, device=CUDA).to(BF16) + 0.5, 0.0),) * 2,
                     weights={name: random_weight(*size, fp8=self.fp8) for name, size in shape.weights.items()},
                     cache=torch.randn(64 * per_row, 2, shape.kv_heads, BLOCK, 128, device=CUDA, dtype=BF16),
                 )
@@ -217,23 +234,32 @@ class Chain:
         )  # fmt: skip
         self.x, self.residual = (torch.randn(tokens, self.shape.hidden, device=CUDA, dtype=BF16) for _ in range(2))
 
-    def normed(self, x: Tensor, residual: Tensor, gain: Tensor, weight: Weight) -> tuple[Any, Tensor]:
+    def normed(self, x: Tensor, residual: Tensor, gain: Gain, weight: Weight) -> tuple[Any, Tensor]:
         if self.fused and self.fp8 and not self.policy.keeps(self.tokens, weight):
-            return norm.add_rms_norm_float8(self.norm, x, residual, gain)
-        found: tuple[Tensor, Tensor] = self.add_norm.run(x, residual, gain)
+            return norm.add_rms_norm_float8(self.norm, x, residual, gain.stored)
+        found: tuple[Tensor, Tensor] = self.add_norm.run(x, residual, gain.stored)
         return found
+
+    def at_once(
+        self, x: Tensor, residual: Tensor, gain: Gain, weight: Weight, way: NormedWay, activation: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A product with the add and the norm before it in one launch."""
+        total = torch.empty_like(residual)
+        added = AddNorm(residual=residual, total=total, gain=gain, eps=self.norm.eps)
+        return normed_product(x, weight, way, added, activation), total
 
     def run(self) -> Tensor:
         x, residual = self.x, self.residual
         shape, skip, kept = self.shape, self.skip, self.kept
         for layer in self.layers:
             w = layer.weights
-            if "norm" not in skip:
-                y, residual = self.normed(x, residual, layer.norms[0], w["qkv"])
-                kept["norm"] = y
-            y = kept["norm"]
-            if "qkv" not in skip:
-                kept["qkv"] = linear.multiply(y, w["qkv"], self.policy, BF16)
+            way = self.policy.normed(self.tokens, w["qkv"])
+            if way is not None:
+                kept["qkv"], residual = self.at_once(x, residual, layer.norms[0], w["qkv"], way)
+            elif "norm" not in skip:
+                kept["norm"], residual = self.normed(x, residual, layer.norms[0], w["qkv"])
+            if "qkv" not in skip and way is None:
+                kept["qkv"] = linear.multiply(kept["norm"], w["qkv"], self.policy, BF16)
             gain = self.gain if shape.normed else None
             if "rope" not in skip:
                 kept["rope"] = self.rope.run(
@@ -251,10 +277,13 @@ class Chain:
             if "out" not in skip:
                 kept["out"] = linear.multiply(kept["attention"].flatten(1), w["out"], self.policy, BF16)
             x = kept["out"]
-            if "norm" not in skip:
-                y, residual = self.normed(x, residual, layer.norms[1], w["gate_up"])
-                kept["norm"] = y
-            if "mlp" not in skip:
+            way = self.policy.normed(self.tokens, w["gate_up"], paired=True)
+            if way is not None:
+                inner, residual = self.at_once(x, residual, layer.norms[1], w["gate_up"], way, "silu")
+                kept["mlp"] = linear.multiply(inner, w["down"], self.policy, BF16)
+            elif "norm" not in skip:
+                kept["norm"], residual = self.normed(x, residual, layer.norms[1], w["gate_up"])
+            if "mlp" not in skip and way is None:
                 kept["mlp"] = self.mlp.run(kept["norm"], (w["gate_up"], w["down"]))
             x = kept["mlp"]
         return x + residual

@@ -70,7 +70,8 @@ def metrics() -> list[str]:
     from tenon_core.observability.metrics import EngineMetrics
 
     made = EngineMetrics("model")
-    made.take_snapshot(EngineStats(*(0 for _ in EngineStats.__struct_fields__)))
+    made.take_snapshot(EngineStats(*(0 for _ in EngineStats.__struct_fields__[:-1])))
+    made.set_block_size(16)
     found = set()
     for family in made.registry.collect():
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})

@@ -26,6 +26,19 @@ SELECTION = (
     "assert select(SelectionRequest(platform='reference')).manifest.name == 'reference'"
 )
 FACE = "from tenon_core import LLM, SamplingParams, RequestOutput\nassert LLM.generate"
+# What `tenon serve` has imported when it starts the engine's process, which takes longest and waits for nothing else.
+SPAWN = (
+    "import subprocess, sys\n"
+    "from tenon_core.cli.main import main\n"
+    "def spawn(*_, **__):\n    raise SystemExit\n"
+    "known = {'__init__': spawn, '__class_getitem__': classmethod(lambda kind, _: kind)}\n"
+    "subprocess.Popen = type('Popen', (), known)\n"
+    "sys.argv = ['tenon', 'serve', '/nowhere', '--port', '0']\nrun(main)\n"
+    "assert 'tenon_core.client.engine_process' in sys.modules"
+)
+FRONT_END = "import tenon_core.serving.lifetime, tenon_core.serving.api_process, tenon_core.client.model_files"
+WORKERS = "import tenon_core.client.template_worker, tenon_core.client.grammar_worker"
+HEAVY = frozenset({"numpy", "asyncio", "ssl", "tokenizers", "jinja2", "importlib_metadata"})
 CONTRACT = "import tenon_platforms, tenon_core"
 
 
@@ -59,6 +72,9 @@ def imported_by(code: str) -> tuple[set[str], str]:
         pytest.param(SELECTION, TORCH | PLUGINS | VENDOR, id="selection"),
         pytest.param(HELP, TORCH | PLUGINS | WEB | QUEUES | VENDOR | MODEL_CODE, id="tenon --help"),
         pytest.param(DOCTOR, TORCH | PLUGINS | WEB | VENDOR | MODEL_CODE, id="parent of tenon doctor"),
+        pytest.param(SPAWN, TORCH | PLUGINS | WEB | QUEUES | VENDOR | HEAVY, id="before the engine is spawned"),
+        pytest.param(FRONT_END, TORCH | PLUGINS | VENDOR | MODEL_CODE, id="a server's front end"),
+        pytest.param(WORKERS, TORCH | PLUGINS | WEB | QUEUES | VENDOR | {"numpy"}, id="workers"),
         pytest.param(FACE, PLUGINS | WEB | QUEUES | VENDOR | MODEL_CODE, id="from tenon_core import LLM"),
     ],
 )

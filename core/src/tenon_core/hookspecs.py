@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-from importlib_metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
 from tenon_platforms.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint, EntryPoints
 
 SCHEDULERS = "tenon.schedulers"  # name -> factory(SchedulerContext) -> Scheduler
 BLOCK_ALLOCATORS = "tenon.block_allocators"  # name -> factory(num_blocks=int) -> BlockAllocator
@@ -45,10 +46,18 @@ class Registration:
 
 
 @cache
+def installed_entries() -> EntryPoints:
+    """All entry points of this installation. One look at its distributions serves every group."""
+    from importlib_metadata import entry_points  # not for who only asks for names of groups
+
+    return entry_points()
+
+
+@cache
 def registrations(group: str) -> dict[str, Registration]:
     """All entries of a group by name; two owners of one name raise `PluginError` naming both."""
     found: dict[str, Registration] = {}
-    for entry in entry_points(group=group):
+    for entry in installed_entries().select(group=group):
         owner = entry.dist.name if entry.dist is not None else "unknown"
         known = found.get(entry.name)
         if known is not None and known.target != entry.value:

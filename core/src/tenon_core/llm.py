@@ -31,6 +31,7 @@ from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.config import EngineConfig
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
+from tenon_core.torch_import import preload_torch
 from tenon_platforms.errors import CapacityError, ConfigError, RequestError
 
 Message = Mapping[str, Any]
@@ -50,6 +51,7 @@ class LLM(PoolingFace):
 
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
         config = EngineConfig.from_flat(model=model, **options)
+        preload_torch()
         files = open_model_files(config, template=chat_template)
         backend = config.structured_outputs.structured_outputs_backend
         self._set_up(InlineLink.start(config), files, seed=config.platform.seed, backend=backend)

@@ -209,7 +209,7 @@ class FakeEngine:
         if count is not None:
             rest = request.prompt_token_ids[1:].tolist()
             logprobs = (None, *(self._logprobs(token, count) for token in rest))
-        return PromptInfo(key=sequence_key(request.id, 0), num_cached_tokens=0, logprobs=logprobs)
+        return PromptInfo(key=sequence_key(request.id, 0), num_cached_tokens=0, logprobs=logprobs, queued_seconds=0.001)
 
     def _pooled(self, request: GenerateRequest) -> Pooled:
         assert request.pooling is not None and self.facts.pooling is not None

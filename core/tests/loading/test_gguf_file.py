@@ -353,6 +353,31 @@ def test_pipes_devices_and_links(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "none.gguf")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="says how much of a map is in memory on Linux only")
+def test_closing_gives_pages_back_under_a_tensor_that_lives(tmp_path: Path) -> None:
+    path, count = tmp_path / "m.gguf", 2**20
+    values = np.arange(count, dtype="<f4")
+    path.write_bytes(file(tensor("a", count), data=values.tobytes()))
+    opened = GGUFFile(path)
+    kept = torch.frombuffer(opened.data, dtype=torch.float32, offset=opened.tensors["a"].offset, count=count)
+    assert kept.sum() > 0 and resident_kib(path) > 4000
+    opened.close()
+    assert resident_kib(path) < 1000
+    assert torch.equal(kept, torch.from_numpy(values))
+
+
+def resident_kib(path: Path) -> int:
+    """KiB of this process's maps of a file that are in memory."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split(maxsplit=1)
+        if not first.endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and first == "Rss:":
+            found += int(rest[0].split()[0])
+    return found
+
+
 def test_rows_come_back_in_halves() -> None:
     stored = torch.arange(16)[:, None]  # two heads of eight rows: pairs 0 1, 2 3, ...
     assert unpermute(stored, 2)[:, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]

@@ -96,7 +96,9 @@ def test_an_update_is_divided() -> None:
 
 @pytest.mark.unit
 def test_metrics_are_added_where_each_counts_its_own() -> None:
-    row = b'tenon:request_success_total{a="b"} %d.0\ntenon:num_blocks{a="b"} 9.0\ntenon:x_seconds_sum{a="b"} %.1f\n'
+    row = (
+        b'tenon:request_success_total{a="b"} %d.0\ntenon:num_blocks{a="b"} 9.0\nvllm:request_params_n_sum{a="b"} %.1f\n'
+    )
     assert merged(b"# HELP x\n" + row % (2, 0.5), [row % (3, 1.5) + b"bad\n", b"\xff\x00"]) == (
         b"# HELP x\n" + row % (5, 2.0)
     )

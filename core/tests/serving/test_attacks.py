@@ -208,6 +208,29 @@ def test_a_neighbour_notices_nothing(client: httpx.Client, server: RunningServer
         assert beside.result() == quiet and rounds
 
 
+NASTY = "x\r\nINFO forged\x1b[31m\x00\u202e"
+
+
+@pytest.mark.parametrize("path", TEXT)
+def test_nothing_forges_a_log_line(server: RunningServer, path: str) -> None:
+    """T43: odd characters and a megabyte of them in every text that is a label, by every protocol; no key anywhere."""
+    base, lines = PLAIN_BODIES[path], len(server.log.read_bytes().splitlines())
+    attacks = [{name: value} for name in ("model", "user", "request_id", "session_id", "cache_salt", "metadata", NASTY)
+               for value in (NASTY, NASTY * 50_000, {NASTY: NASTY}, [NASTY])]  # fmt: skip
+    for attack in attacks:
+        answer = client_of(server).post(path, json={**base, **attack}, headers={"user-agent": "x\x1b[31m"})
+        assert answer.status_code in (200, 400, 404), answer.text[:300]
+        assert len(answer.content) < 3000 or answer.status_code == 200
+        assert not any(one in answer.text for one in ("Traceback", "site-packages", "0x7f", KEY))
+    log = server.log.read_bytes()
+    assert not any(one in log for one in (b"\x1b", b"\x00", "\u202e".encode(), KEY.encode()))
+    new = log.splitlines()[lines:]
+    assert len(new) == len(attacks) and max(map(len, new)) < 6000, "one event is one line"
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        assert KEY not in " ".join(child.cmdline())
+    assert KEY not in client_of(server).get("/metrics").text
+
+
 TENSOR = {"dtype": "float32", "shape": [1, 2**40], "data": "AAAA"}
 PARTS: list[dict[str, Any]] = [
     {"type": "image_embeds", "image_embeds": "gASVAAAA"}, {"type": "audio_embeds", "audio_embeds": TENSOR},

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from running_server import FOLDER
 
-from tenon_core.client import supervisor
+from tenon_core.client import engine_process
 from tenon_core.config import EngineConfig
 from tenon_core.serving import batch, batch_file
 from tenon_core.serving.batch import Tally, run_batch
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(autouse=True)
 def _fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = supervisor.EngineProcess.__init__
+    original = engine_process.EngineProcess.__init__
     command = (sys.executable, str(FOLDER / "fake_process.py"))
-    monkeypatch.setattr(supervisor.EngineProcess, "__init__", lambda self, _=(): original(self, command))
+    monkeypatch.setattr(engine_process.EngineProcess, "__init__", lambda self, _=(): original(self, command))
 
 
 def line(name: str, text: str = "abc", url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
@@ -103,6 +103,27 @@ def test_bad_lines_get_records(folder: Path, tmp_path: Path) -> None:
     assert "came before" in by_line[len(BAD) + 2]["error"]["message"]
     again = run(folder, [*lines, line("good"), line("good")], tmp_path, max_body_bytes=4000)
     assert again[1].num_done == 0 and again[2] == found, "the second run writes nothing"
+
+
+SALT = {"cache_salt": "a\nb"}
+REFUSED = (
+    {"max_tokens": 0}, {"n": 10**9}, {"temperature": 1e308}, {"top_p": -1}, {"stop": ["x"] * 1000}, {"logprobs": 10**6},
+    {"prompt": [5, 270]}, {"prompt": [-1]}, {"prompt": []}, {"prompt": ["x"] * 1000}, {"stop_token_ids": [2**31]},
+    {"prompt_embeds": "gASVAAAA"}, {"kv_transfer_params": {"a": 1}}, {"mm_processor_kwargs": {"a": 1}}, SALT,
+    {"structured_outputs": {"regex": "("}}, {"chat_template": "{{ 1 }}"}, {"no_such_field": 1},
+    {"logit_bias": {"a": 1}},
+)  # fmt: skip
+
+
+def test_a_line_is_checked_as_a_request_is(folder: Path, tmp_path: Path) -> None:
+    """T45: cases of T19, T21 to T24, T26, T27 and T29 as lines."""
+    lines = [line(f"c{place}", **one) for place, one in enumerate(REFUSED)]
+    code, tally, found = run(folder, [*lines, line("good")], tmp_path)
+    assert code == 0 and (tally.num_ok, tally.num_refused, tally.num_bad) == (1, len(REFUSED), 0)
+    by_id = {one["custom_id"]: one["response"] for one in found}
+    for place, one in enumerate(REFUSED):
+        answer = by_id[f"c{place}"]
+        assert answer["status_code"] == 400 and next(iter(one)) in str(answer["body"]["error"]), (one, answer)
 
 
 def test_bytes_that_are_no_text(folder: Path, tmp_path: Path) -> None:

@@ -1,42 +1,39 @@
-"""Every field of the installed client's chat API, and the further ones of this field's servers: served or refused."""
+"""The further fields of this field's servers: served or refused, and what they do. OpenAI's: `test_published_types`."""
 
 from __future__ import annotations
 
-import typing
+import json
 from typing import Any
 
 import httpx
-import openai.types.chat.completion_create_params as published
-import openai.types.responses.response_create_params as published_responses
 import pytest
 from running_server import RunningServer
 
-from tenon_core.serving.protocol import NOT_YET, REFUSED, ChatFields
+from tenon_core.serving.protocol import NOT_YET, REFUSED, ChatFields, CompletionFields
 
 pytestmark = pytest.mark.e2e
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]
+# vLLM's fields beyond OpenAI's, as its completions and its chat requests list them (read in its repository, 2026-11).
 FURTHER = (
-    "min_p", "top_k", "ignore_eos", "structured_outputs", "chat_template_kwargs", "return_token_ids", "cache_salt",
-    "priority", "add_generation_prompt", "continue_final_message", "echo", "truncate_prompt_tokens",
-    "allowed_token_ids", "bad_words", "skip_special_tokens", "spaces_between_special_tokens",
-    "include_stop_str_in_output", "min_tokens", "prompt_logprobs", "request_id", "repetition_penalty",
-    "stop_token_ids", "add_special_tokens", "documents", "chat_template", "mm_processor_kwargs", "include_reasoning",
+    "use_beam_search", "top_k", "min_p", "repetition_penalty", "watermarking", "length_penalty", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+    "truncate_prompt_tokens", "truncation_side", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids",
+    "bad_words", "add_special_tokens", "structured_outputs", "priority", "request_id", "session_id",
+    "return_tokens_as_token_ids", "return_token_ids", "routed_experts_prompt_start", "return_token_offsets",
+    "return_mm_kwargs", "cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
+    "repetition_detection", "stream_interval", "thinking_token_budget",
 )  # fmt: skip
+OF_CHAT = (
+    "echo", "add_generation_prompt", "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
+    "media_io_kwargs", "mm_processor_kwargs", "include_reasoning", "return_prompt_text",
+)  # fmt: skip
+OF_COMPLETIONS = ("prompt_embeds", "response_format")
 
 
-def test_no_field_is_unknown() -> None:
-    known = {*ChatFields.model_fields, *NOT_YET, *REFUSED}
-    asked = {*typing.get_type_hints(published.CompletionCreateParamsNonStreaming), *FURTHER}
-    assert not asked - known
-
-
-def test_no_field_of_responses_is_unknown() -> None:
-    from tenon_core.serving.openai.response_fields import NOT_YET as NOT_IN_RESPONSES
-    from tenon_core.serving.openai.response_fields import ResponseFields
-
-    asked = set(typing.get_type_hints(published_responses.ResponseCreateParamsNonStreaming))
-    assert not asked - {*ResponseFields.model_fields, *NOT_IN_RESPONSES}
+@pytest.mark.parametrize(("model", "names"), [(ChatFields, OF_CHAT), (CompletionFields, OF_COMPLETIONS)])
+def test_no_further_field_is_unknown(model: Any, names: tuple[str, ...]) -> None:
+    assert not {*FURTHER, *names} - {*model.model_fields, *NOT_YET, *REFUSED}
 
 
 def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
@@ -56,6 +53,7 @@ def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, *HELLO]},
         {"messages": [*HELLO, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, *HELLO]},
         {"truncate_prompt_tokens": -1},
+        {"session_id": "s", "thinking_token_budget": -1, "return_mm_kwargs": True, "vllm_xargs": {}},
     ],
     ids=str,
 )
@@ -77,6 +75,11 @@ def test_served(client: httpx.Client, fields: dict[str, Any]) -> None:
         ({"add_special_tokens": True}, "add_special_tokens", "template"),
         ({"bad_words": [""]}, "bad_words", "characters"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options", "False"),
+        ({"truncation_side": "right"}, "truncation_side", "truncate_prompt_tokens"),
+        ({"stream_interval": 0}, "stream_interval", "greater"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids", "not available"),
+        ({"repetition_detection": {"max_pattern_size": 5}}, "repetition_detection", "not available"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "-1"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
         ({"continue_final_message": True}, "messages", "continued"),
@@ -114,8 +117,46 @@ def test_prompts_are_shortened(client: httpx.Client) -> None:
     assert len(answer["prompt_token_ids"]) == 5 and answer["usage"]["prompt_tokens"] == 5
     body = {"prompt": "abcdefgh", "max_tokens": 2, "truncate_prompt_tokens": 3, "echo": True}
     assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "fghfg"
+    body["truncation_side"] = "right"
+    assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "abcab"
     body = {"prompt": "x" * 5000, "max_tokens": 16, "truncate_prompt_tokens": -1}
     assert client.post("/v1/completions", json=body).json()["usage"]["prompt_tokens"] == 4096 - 16
+
+
+def pieces(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = client.post(path, json={**body, "stream": True}).text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
+
+
+def test_tokens_are_told_as_ids(client: httpx.Client) -> None:
+    asked = {"return_tokens_as_token_ids": True, "max_tokens": 2}
+    text = {**asked, "prompt": "ab", "logprobs": 2, "echo": True}
+    found = client.post("/v1/completions", json=text).json()["choices"][0]["logprobs"]
+    assert found["tokens"] == ["token_id:97", "token_id:98", "token_id:97", "token_id:98"]
+    assert found["text_offset"] == [0, 1, 2, 3] and set(found["top_logprobs"][2]) == {"token_id:97", "token_id:98"}
+    talk = {**asked, "messages": HELLO, "logprobs": True, "top_logprobs": 1}
+    first, second = client.post(CHAT, json=talk).json()["choices"][0]["logprobs"]["content"]
+    assert (first["token"], second["token"]) == ("token_id:257", "token_id:117") and second["bytes"] == [117]
+    assert second["top_logprobs"][0]["token"] == "token_id:117"
+    told = [one["choices"][0]["logprobs"] for one in pieces(client, CHAT, talk)]
+    assert [one["token"] for each in told if each for one in each["content"]] == ["token_id:257", "token_id:117"]
+
+
+def test_the_prompt_is_told_beside_the_answer(client: httpx.Client) -> None:
+    asked = {"messages": HELLO, "max_tokens": 2, "return_prompt_text": True, "return_token_ids": True, "n": 2}
+    whole = client.post(CHAT, json=asked).json()
+    assert "user\nhi" in whole["prompt_text"] and "assistant" in whole["prompt_text"]
+    first, *others = pieces(client, CHAT, asked)
+    assert (first["prompt_text"], first["prompt_token_ids"]) == (whole["prompt_text"], whole["prompt_token_ids"])
+    assert others and not [one for one in others if "prompt_text" in one or "prompt_token_ids" in one]
+    assert "prompt_text" not in ask(client).json()
+
+
+def test_a_stream_in_larger_pieces(client: httpx.Client) -> None:
+    for path, prompt in (("/v1/completions", {"prompt": "abc"}), (CHAT, {"messages": HELLO})):
+        body = {**prompt, "max_tokens": 64, "ignore_eos": True}
+        one_by_one, larger = (pieces(client, path, {**body, **more}) for more in ({}, {"stream_interval": 16}))
+        assert len(larger) < 12 < len(one_by_one), (len(larger), len(one_by_one))
 
 
 def test_a_template_worker_that_is_killed_is_replaced(client: httpx.Client, server: RunningServer) -> None:

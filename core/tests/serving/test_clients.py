@@ -85,6 +85,36 @@ def run_piece(served: RunningServer, name: str) -> None:
     assert done.stdout == expected.replace("{count}", str(count)), done.stderr[-3000:]
 
 
+def test_the_code_of_the_page_for_vectors(folder: Path, tmp_path: Path) -> None:
+    (code,) = [one for one in pieces_of_page() if "embeddings.create" in one]
+    running = start_server(folder, tmp_path / "log", environment={"FAKE_POOLING": "pool"})
+    try:
+        running.wait_healthy()
+        code = code.replace("http://127.0.0.1:8000", running.url).replace('"none"', repr(KEY))
+        code = code.replace("dimensions=32", "dimensions=4")  # the fake's vectors have 8
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    finally:
+        assert running.stop() == 0
+    assert -1.0 <= float(done.stdout or "nan") <= 1.0, done.stderr[-3000:]
+
+
+def pieces_of_page() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+
+
+def test_no_piece_of_the_page_is_left_out() -> None:
+    """Each is run by a test: those above, `test_chat_tools.py` (tools) and `test_grpc_client.py` (gRPC)."""
+    marks = (
+        *(f"# {name}\n" for name in PIECES),
+        "embeddings.create",
+        "InferenceStub",
+        "messages=messages, tools=tools)",
+    )
+    for piece in pieces_of_page():
+        assert any(mark in piece for mark in marks), piece
+    assert len(pieces_of_page()) == len(PIECES) + 3
+
+
 def test_langchain(served: RunningServer) -> None:
     """Streams, tools, forced output, and the Responses API behind the same class."""
     langchain_openai = pytest.importorskip("langchain_openai")

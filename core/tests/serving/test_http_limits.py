@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import time
 
@@ -64,6 +65,53 @@ def test_slow_headers(server: RunningServer) -> None:
 def test_a_slow_body(server: RunningServer) -> None:
     answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
     assert answer.startswith(b"HTTP/1.1 408"), answer[:100]
+
+
+def test_a_dripping_body(server: RunningServer) -> None:
+    """T36: bytes that come all the time do not put the deadline off (3 s here)."""
+    started = time.monotonic()
+    answer = exchange(server, HEAD + b"Content-Length: 1000\r\n\r\n", *([b" "] * 60), pause=0.2)
+    assert answer[:12] in (b"", b"HTTP/1.1 408"), answer[:100]
+    assert time.monotonic() - started < 3 + 12 + 5  # the drip, where nobody ends it, goes on for 12 s
+
+
+def test_a_body_whose_length_is_false(server: RunningServer) -> None:
+    """T36: a length beyond the limit is refused before a byte comes; a body shorter than it says is none."""
+    started = time.monotonic()
+    for length in (2_000_001, 10**12, 10**30):
+        answer = exchange(server, HEAD + b"Content-Length: %d\r\n\r\n" % length)
+        assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400")), answer[:100]
+    assert time.monotonic() - started < 5
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+        link.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"prompt": "x"}')
+        link.shutdown(socket.SHUT_WR)
+        answer = link.recv(65536)
+        assert not answer or answer.startswith(b"HTTP/1.1 4"), answer[:100]
+
+
+def test_bombs_are_not_unpacked(client: httpx.Client, server: RunningServer) -> None:
+    """T36, T41: 1 GB of zeros, one member or a thousand; refused by what the header says, memory flat."""
+    before = psutil.Process(server.process.pid).memory_info().rss
+    member = gzip.compress(bytes(2**20))
+    for bomb in (gzip.compress(bytes(2**26)), member * 1000):
+        for encoding in ("gzip", "deflate", "br", "zstd", "gzip, gzip", "GZIP"):
+            headers = {"content-type": "application/json", "content-encoding": encoding}
+            answer = client.post("/v1/chat/completions", content=bomb, headers=headers)
+            assert answer.status_code == 415, (encoding, answer.text)
+    assert psutil.Process(server.process.pid).memory_info().rss - before < 50 * 2**20
+
+
+def test_a_body_without_a_key_is_not_read(server: RunningServer) -> None:
+    """T41: the key comes first, whatever the body is said to be."""
+    head = HEAD.replace(KEY.encode(), b"wrong")
+    for rest in (
+        b"Content-Length: 1000000000\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n",
+        b"Content-Length: 9\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+            link.sendall(head + rest)
+            assert link.recv(65536).startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes, http_attributes
 from running_server import RunningServer, free_port, start_server
 
 from tenon_core.observability.metrics import EngineMetrics
@@ -22,6 +23,15 @@ from tenon_platforms.errors import ConfigError
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[3]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+# Every attribute's name that the conventions' own package knows.
+CONVENTIONAL = {
+    value
+    for module in (error_attributes, gen_ai_attributes, http_attributes)
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, str)
+}
 
 
 class Collector:
@@ -106,8 +116,14 @@ def test_a_request_becomes_a_span(folder: Path, tmp_path: Path, collector: Colle
         "http.response.status_code": 200, "tenon.request_id": "mine",
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
-    assert 0 < found["gen_ai.latency.time_to_first_token"] <= found["gen_ai.latency.e2e"] < 30
+    seconds = (text.end_time_unix_nano - text.start_time_unix_nano) / 1e9
+    assert 0 < found["gen_ai.response.time_to_first_chunk"] <= seconds < 30
+    assert found["gen_ai.request.stream"] is False and 0 < found["tenon.queued_seconds"] < seconds
+    for span in collector.spans:
+        unknown = {name for name in attributes(span.attributes) if name not in CONVENTIONAL}
+        assert unknown <= {"tenon.request_id", "tenon.queued_seconds"}, unknown
     chat_span = attributes(spans["chat fake"].attributes)
+    assert chat_span["gen_ai.request.stream"] is True
     assert chat_span["gen_ai.usage.output_tokens"] == 5 and chat_span["gen_ai.request.choice.count"] == 2
     assert attributes(spans["POST /v1/completions"].attributes)["http.response.status_code"] == 400
     assert "POST unknown" in spans, "a client's path is no name of a span"
@@ -116,6 +132,23 @@ def test_a_request_becomes_a_span(folder: Path, tmp_path: Path, collector: Colle
     (line,) = [one for one in lines if one.get("request_id") == "mine"]
     assert (line["trace_id"], line["status"], line["path"]) == (TRACE, 200, "/v1/completions")
     assert {one["logger"] for one in lines} >= {"tenon_core.serving.app", "tenon_core.serving.lifetime"}
+
+
+def test_vectors_become_a_span(folder: Path, tmp_path: Path, collector: Collector) -> None:
+    running = start_server(
+        folder, tmp_path / "log", otlp_traces_endpoint=collector.url, environment={"FAKE_POOLING": "pool"}
+    )
+    try:
+        running.wait_healthy()
+        with running.client() as client:
+            assert client.post("/v1/embeddings", json={"input": ["secret", "words"]}).status_code == 200
+    finally:
+        assert running.stop() == 0
+    (span,) = collector.spans
+    found = attributes(span.attributes)
+    assert span.name == "embeddings fake" and found["gen_ai.operation.name"] == "embeddings"
+    assert found["gen_ai.usage.input_tokens"] == 11 and "gen_ai.usage.output_tokens" not in found
+    assert set(found) - CONVENTIONAL == {"tenon.request_id", "tenon.queued_seconds"}
 
 
 def test_a_collector_that_is_away_harms_nobody(folder: Path, tmp_path: Path) -> None:
@@ -186,6 +219,7 @@ def existing() -> set[str]:
 
     metrics = EngineMetrics("m")
     metrics.take_snapshot(FakeEngine().stats())
+    metrics.set_block_size(16)
     return set(re.findall(r"^([a-z]+:[a-z0-9_]+)", metrics.render()[0].decode(), re.MULTILINE))
 
 
@@ -199,7 +233,7 @@ def test_every_query_of_the_dashboard_names_a_metric() -> None:
         asked = METRIC.findall(query)
         assert asked and set(asked) <= names, query
         assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
-    shown = {re.sub(r"_(total|bucket)$", "", name) for query in queries for name in METRIC.findall(query)}
+    shown = {re.sub(r"_(total|bucket|sum|count)$", "", name) for query in queries for name in METRIC.findall(query)}
     families = {one.name for one in EngineMetrics("m").registry.collect() if one.name.startswith("tenon:")}
     assert families <= shown, f"not on the dashboard: {families - shown}"
     ids = [panel["id"] for panel in dashboard["panels"]]

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from tenon_cpu.memory import ALIGNMENT, SLAB_BYTES, Slabs, zeros
+from tenon_cpu.native_attention import NativeAttention
+from tenon_platforms.dtypes import DType
+from tenon_platforms.ops.attention import AttentionSpec
 
 pytestmark = pytest.mark.unit
 
@@ -39,9 +42,20 @@ def test_pieces_outlive_the_slab_and_the_slab_does_not_outlive_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_zeros_are_tensors_of_their_own(dtype: torch.dtype) -> None:
-    made = zeros(3, (5, 7), dtype)
-    assert [one.shape for one in made] == [(5, 7)] * 3
-    made[1].fill_(1)
-    assert not made[0].any() and not made[2].any()
-    assert zeros(2, (0, 7), dtype)[1].shape == (0, 7)
+def test_zeros_are_memory_of_their_own(dtype: torch.dtype) -> None:
+    first, second = zeros((5, 7), dtype), zeros((5, 7), dtype)
+    assert (first.shape, first.dtype, first.data_ptr() % ALIGNMENT) == ((5, 7), dtype, 0)
+    first.fill_(1)
+    assert not second.any()
+    assert zeros((0, 7), dtype).shape == (0, 7)
+
+
+def test_the_layers_of_a_block_are_neighbours() -> None:
+    """So that a few blocks are a few large pages, and not one a layer."""
+    spec = AttentionSpec(
+        num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32
+    )
+    caches = NativeAttention(spec).allocate(100, 64, 30)
+    block = 2 * 64 * 64
+    assert [cache.data_ptr() - caches[0].data_ptr() for cache in caches] == [4 * block * i for i in range(30)]
+    assert all(cache.shape == (100, 1, 2, 64 * 64) and cache.stride(0) == 30 * block for cache in caches)

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from tenon_platforms.errors import TenonError
 
-from .supervisor import EngineProcess, EngineState, Supervisor
+from .engine_process import EngineProcess
+from .supervisor import EngineState, Supervisor
 from .zmq_link import ZmqLink
 
 

@@ -127,7 +127,7 @@ def _left_open(messages: list[dict[str, Any]], shield: Shield) -> str:
     last, mark = messages[-1], shield.stand_in("")
     if last["role"] != "assistant" or not last["content"] or last.get("tool_calls"):
         raise RequestError(
-            "the last message cannot be continued: it must be the assistant's, with text and without calls",
+            "messages ends with one that cannot be continued: it must be the assistant's, with text and without calls",
             param="messages",
         )
     last["content"] += mark

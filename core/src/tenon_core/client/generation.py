@@ -28,6 +28,7 @@ from tenon_core.engine.messages import (
     StepUpdate,
     sequence_key,
 )
+from tenon_core.observability.request_end import RequestEnd
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.pooling import Pooling, PoolingParams, task_of
 from tenon_core.sampling.validate import ModelFacts, validate_pooling, validate_request
@@ -46,9 +47,7 @@ class Observer(Protocol):
 
     def first_token(self, seconds: float) -> None: ...
     def next_token(self, seconds: float, count: int = 1) -> None: ...
-    def ended(
-        self, reason: str, *, seconds: float, num_prompt: int, num_output: int, first_token_after: float | None
-    ) -> None: ...
+    def ended(self, reason: str, end: RequestEnd) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -280,6 +279,7 @@ class Generation:
             return
         touched[request.id] = request
         request.output.num_cached_tokens = max(info.num_cached_tokens, 0)
+        request.metrics.queued_seconds = info.queued_seconds
         if info.logprobs is not None:
             request.output.prompt_logprobs = [
                 None if one is None else readable(one, self.vocabulary) for one in info.logprobs
@@ -306,13 +306,16 @@ class Generation:
         request.output.finished = True
         if self.observer is not None:
             first = metrics.first_token_time
-            self.observer.ended(
-                reason,
+            end = RequestEnd(
                 seconds=now - metrics.arrival_time,
-                num_prompt=len(request.output.prompt_token_ids),
-                num_output=sum(len(sample.output.token_ids) for sample in request.samples),
+                queued_seconds=metrics.queued_seconds,
                 first_token_after=None if first is None else first - metrics.arrival_time,
+                num_prompt=len(request.output.prompt_token_ids),
+                num_cached=request.output.num_cached_tokens,
+                num_outputs=[len(sample.output.token_ids) for sample in request.samples],
+                max_tokens=request.samples[0].params.max_tokens,
             )
+            self.observer.ended(reason, end)
 
     # ends that begin here
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
+from tenon_core.torch_import import import_torch
 from tenon_platforms.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class InlineLink:
     @classmethod
     def start(cls, config: EngineConfig, *, on_phase: Callable[[str, float], None] | None = None) -> InlineLink:
         """Start an engine here. Raises `TenonError` with a remedy."""
+        import_torch()
         from tenon_core.engine.start import start_engine
 
         return cls(engine=start_engine(config, on_phase=on_phase))

@@ -19,9 +19,13 @@ PositionLogprobs = dict[int, Logprob]  # token id -> its log-probability; the ch
 
 @dataclass(slots=True, kw_only=True)
 class RequestMetrics:
-    """Clock readings of one request in seconds (time.monotonic); None where it has not come to that."""
+    """Clock readings of one request in seconds (time.monotonic); None where it has not come to that.
+
+    queued_seconds: from its arrival in the engine until it ran.
+    """
 
     arrival_time: float
+    queued_seconds: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None

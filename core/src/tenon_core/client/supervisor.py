@@ -10,17 +10,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import secrets
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import msgspec
-
-from tenon_core.children import module_command
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import (
     Busy,
@@ -31,16 +25,13 @@ from tenon_core.engine.messages import (
     Ready,
     StepUpdate,
 )
-from tenon_core.engine.wire import SECRET_BYTES, StartOrder
-from tenon_core.observability.log import current_format
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
 
-from .private_folder import PrivateFolder
+from .engine_process import EngineProcess
 from .zmq_link import ZmqLink
 
 LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 0.1
-ENGINE_COMMAND = tuple(module_command("tenon_core.engine.process"))
 KINDS: dict[str, type[TenonError]] = {
     kind.__name__: kind for kind in (ConfigError, PluginError, CapacityError, DeviceError, RequestError)
 }
@@ -53,66 +44,6 @@ class EngineState(enum.Enum):
     READY = "ready"
     STALLED = "stalled"
     FAILED = "failed"
-
-
-class EngineProcess:
-    """The subprocess, its private folder and the link's secret."""
-
-    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        self.folder = PrivateFolder()
-        self.address = f"ipc://{self.folder.socket}"
-        self.secret = secrets.token_bytes(SECRET_BYTES)
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno() if _has_descriptor() else subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the parent
-        )
-
-    def order(self, config: EngineConfig, *, log_level: str = "info") -> None:
-        """Tell it what to run. A process that has died already is found by its supervisor."""
-        assert self._process.stdin is not None
-        order = StartOrder(
-            config=config.flat(), address=self.address, secret=self.secret.hex(), log_level=log_level,
-            log_format=current_format(),
-        )  # fmt: skip
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._process.stdin.flush()
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def kill(self) -> None:
-        """End it at once."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-
-    def close(self, *, patience: float = 5.0) -> None:
-        """End it, in order if it can, and remove its folder."""
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-        self.folder.remove()
-
-
-def _has_descriptor() -> bool:
-    try:
-        return sys.stderr.fileno() >= 0
-    except (OSError, ValueError, AttributeError):  # replaced or closed
-        return False
 
 
 @dataclass(slots=True, kw_only=True)

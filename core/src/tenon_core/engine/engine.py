@@ -11,11 +11,14 @@ device; a step that fails ends only the request that makes it fail.
 from __future__ import annotations
 
 import logging
+import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tenon_core.execution.executor import Executor
+from tenon_core.observability.metric_names import TOKENS_OF_A_STEP
 from tenon_core.sampling.validate import ModelFacts, beam_ends, validate_pooling, validate_request
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
@@ -61,6 +64,8 @@ class Engine:
     _pooled: deque[Pooled] = field(default_factory=deque)  # to be told as messages have room for them
     _num_arrived: int = 0
     _num_prompt_tokens: int = 0
+    _num_scheduled_tokens: int = 0
+    _steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(TOKENS_OF_A_STEP) + 1))
     _compiles_at_ready: int = 0
     _is_shut: bool = False
 
@@ -90,7 +95,7 @@ class Engine:
             )
         self._check_samples(request)
         root = root_hash(request.cache_salt, request.adapter)
-        beams = self._beams_of(request, limit)
+        beams, arrived = self._beams_of(request, limit), time.monotonic()
         samples = [
             Sequence(
                 request=request,
@@ -100,6 +105,7 @@ class Engine:
                 tokens=prompt,
                 num_prompt=len(prompt),
                 root=root,
+                arrived=arrived,
                 state=SequenceState.UNBORN if index else SequenceState.WAITING,
                 beams=beams,
                 is_announced=beams is not None and index > 0,  # the first beam's prompt speaks for all
@@ -198,7 +204,16 @@ class Engine:
             return self._told(self._land(self._flights.popleft()))
         return self._told(None)
 
+    def _count(self, schedule: Schedule) -> None:
+        """A step for the operator's view, and how long those that start with it have waited."""
+        self._num_scheduled_tokens += schedule.num_tokens
+        self._steps_by_size[bisect_left(TOKENS_OF_A_STEP, schedule.num_tokens)] += 1
+        for sequence in schedule.started:
+            if sequence.queued_seconds is None:
+                sequence.queued_seconds = time.monotonic() - sequence.arrived
+
     def _launch(self, schedule: Schedule) -> None:
+        self._count(schedule)
         delta = self.deltas.build(schedule, self.scheduler.take_released())
         sampled = delta.rows if delta.sample_rows is None else delta.sample_rows
         constraints = self.grammars.constraints(sampled) if delta.mode.grammar else ()
@@ -346,6 +361,8 @@ class Engine:
             num_prefix_queries=cache.num_queries,
             num_prefix_hits=cache.num_hits,
             num_compiles_after_ready=self.executor.num_compiles - self._compiles_at_ready,
+            num_scheduled_tokens=self._num_scheduled_tokens,
+            num_steps_by_size=tuple(self._steps_by_size),
         )
 
     def mark_ready(self) -> None:

@@ -103,11 +103,15 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptInfo(msgspec.Struct, frozen=True, array_like=True):
-    """Sent once when a request's prompt was computed: cached tokens, and prompt log-probabilities if asked for."""
+    """Sent once when a request's prompt was computed: cached tokens, and prompt log-probabilities if asked for.
+
+    `queued_seconds`: from its arrival in the engine to its first row.
+    """
 
     key: int
     num_cached_tokens: int
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    queued_seconds: float = 0.0
 
 
 class Pooled(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +123,11 @@ class Pooled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot for metrics and the operator's view; sent with a step now and then."""
+    """A snapshot for metrics and the operator's view; sent with a step now and then.
+
+    `num_steps_by_size`: steps by their tokens, in the buckets of `observability.metric_names.TOKENS_OF_A_STEP` and one
+    beyond; `num_scheduled_tokens` is their sum.
+    """
 
     num_running: int
     num_waiting: int
@@ -132,6 +140,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_prefix_queries: int
     num_prefix_hits: int
     num_compiles_after_ready: int
+    num_scheduled_tokens: int = 0
+    num_steps_by_size: tuple[int, ...] = ()
 
 
 class StepUpdate(msgspec.Struct, frozen=True, tag="step"):

@@ -208,6 +208,7 @@ class OutputRouter:
                         key=sequence.key,
                         num_cached_tokens=max(sequence.num_cached, 0),
                         logprobs=(None, *sequence.prompt_logprobs) if asked else None,
+                        queued_seconds=sequence.queued_seconds or 0.0,
                     )
                 )
         return tuple(infos)

@@ -29,6 +29,7 @@ import zmq
 
 from tenon_core.config import EngineConfig
 from tenon_core.observability.log import setup_logging
+from tenon_core.torch_import import import_torch, preload_torch
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .clients import client_of, shares
@@ -286,6 +287,18 @@ def remove_folder(address: str) -> None:
         folder.rmdir()
 
 
+def import_early() -> None:
+    """Import what takes long, while the parent still looks for the model."""
+    preload_torch()
+    import tenon_core.loading.checkpoint  # noqa: F401 - what needs no torch, while its libraries come
+    import tenon_platforms.handshake
+    import tenon_platforms.selection  # noqa: F401
+
+    with suppress(ImportError):  # told where it is needed
+        import_torch()
+        gc.freeze()
+
+
 def serve(order: StartOrder, socket: ServerSocket) -> None:
     """Start the engine, say that it is ready, and run its loop to the end."""
     from .start import start_engine
@@ -308,8 +321,7 @@ def serve(order: StartOrder, socket: ServerSocket) -> None:
 def main() -> int:
     """The process; returns its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    with suppress(ImportError):
-        import torch  # noqa: F401 - takes seconds: while the parent still looks for the model
+    import_early()
     order = read_order()
     if order is None:
         return 0

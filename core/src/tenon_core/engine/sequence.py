@@ -52,6 +52,7 @@ class Sequence:
     tokens: Int32
     num_prompt: int
     root: bytes  # hash that its prefix starts from
+    arrived: float = 0.0  # time.monotonic()
     siblings: list[Sequence] = field(default_factory=list)  # UNBORN samples of the first one
     beams: BeamGroup | None = None  # of a beam search, whose beam number `sample` it is
 
@@ -64,6 +65,9 @@ class Sequence:
     is_suspect: bool = False  # was in a step that failed: runs alone until one succeeds
     is_tainted: bool = False  # its row was in a step that failed: what its blocks hold is unknown
     is_announced: bool = False  # its PromptInfo went out
+
+    # filled by the engine as it launches a step
+    queued_seconds: float | None = None  # until its first row
 
     # filled by output routing
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)

@@ -116,6 +116,7 @@ def start_with_report(
     dtype, kv_dtype = effective_dtypes(config, sockets.capabilities, opened, ledger)
     with clock.phase("load weights"):
         assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype)
+        opened.checkpoint.tensors.close()  # kernels have what they packed; what they use where it lies stays valid
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)
     with clock.phase("warm up"):

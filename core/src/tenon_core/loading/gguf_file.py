@@ -72,8 +72,11 @@ class GGUFFile:
         """Let go of the file. Tensors that look at its map hold it, so it goes with the last of them.
 
         The map is never closed by hand: torch takes the memory's address and holds the map as an object only, so
-        closing it would pull the memory away under living tensors.
+        closing it would pull the memory away under living tensors. Its pages are given back now, though: one small
+        tensor that is used where it lies would hold all of them, and what is used is read again.
         """
+        if self._data is not None and hasattr(mmap, "MADV_DONTNEED") and hasattr(mmap, "MAP_PRIVATE"):
+            self._data.madvise(mmap.MADV_DONTNEED)
         self._data = None
 
 

@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from tenon_core.children import module_command
+from tenon_core.client.engine_process import EngineProcess
 from tenon_core.client.generation import Generation
 from tenon_core.client.private_folder import PrivateFolder
-from tenon_core.client.supervisor import KINDS, EngineProcess, EngineState
+from tenon_core.client.supervisor import KINDS, EngineState
 from tenon_core.config import EngineConfig
 from tenon_core.engine.clients import MAX_CLIENT
 from tenon_core.engine.messages import StepUpdate

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import httpx
 import msgspec
 
-from tenon_core.client.supervisor import EngineProcess
+from tenon_core.client.engine_process import EngineProcess
 from tenon_core.config import EngineConfig
 from tenon_platforms.errors import ConfigError
 

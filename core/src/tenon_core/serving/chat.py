@@ -68,7 +68,23 @@ class Chat:
         vocabulary = self.services.vocabulary
         if not self.fields.logprobs or vocabulary is None:
             return None
-        return chat_logprobs(positions, vocabulary, self.fields.top_logprobs or 0)
+        as_ids = bool(self.fields.return_tokens_as_token_ids)
+        return chat_logprobs(positions, vocabulary, self.fields.top_logprobs or 0, as_ids=as_ids)
+
+    @property
+    def interval(self) -> int:
+        """Tokens between two pieces of a stream."""
+        return self.fields.interval(self.services.config.stream_interval)
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """What of the prompt is told beside the answer, as far as it was asked for."""
+        found: dict[str, Any] = {}
+        if self.fields.return_token_ids:
+            found["prompt_token_ids"] = self.request.output.prompt_token_ids
+        if self.fields.return_prompt_text:
+            found["prompt_text"] = self.reading.prompt
+        return found
 
 
 def handler(services: Services) -> Any:
@@ -95,29 +111,31 @@ async def begin(
 
     is_clamped: a limit beyond the context's end is its end, instead of an error.
     """
-    generation, facts = services.ready_generation()
-    tokenizer, conversation = services.ready_tokenizer()
-    params = with_bad_words(chat_params(fields), tokenizer)
-    reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
-    if reading.structured is not None:
-        params = msgspec.structs.replace(params, structured_outputs=reading.structured)
-    await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-    text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools, facts))
-    reading.prompt = text
-    params = msgspec.structs.replace(params, thinking=reading.thinking_limit(fields.thinking_token_budget))
-    ids = shortened(ids, fields, params, facts)
-    room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
-    if is_clamped and params.max_tokens is not None and params.max_tokens > room:
-        params = msgspec.structs.replace(params, max_tokens=None)
-    work = Work.start(
-        generation,
-        [(text, ids)],
-        params,
-        is_watched=bool(fields.stream),
-        shown_ids=reading.shown_ids(services.vocabulary),
-        **labelled(fields, request),
-    )
-    return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
+    with names_of(fields.names):
+        generation, facts = services.ready_generation()
+        tokenizer, conversation = services.ready_tokenizer()
+        params = with_bad_words(chat_params(fields), tokenizer)
+        reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
+        if reading.structured is not None:
+            params = msgspec.structs.replace(params, structured_outputs=reading.structured)
+        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
+        text, ids = await unless_gone(request, encoded(fields, conversation, reading.tools, facts))
+        reading.prompt = text
+        budget = None if fields.thinking_token_budget == -1 else fields.thinking_token_budget
+        params = msgspec.structs.replace(params, thinking=reading.thinking_limit(budget))
+        ids = shortened(ids, fields, params, facts)
+        room = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - len(ids)
+        if is_clamped and params.max_tokens is not None and params.max_tokens > room:
+            params = msgspec.structs.replace(params, max_tokens=None)
+        work = Work.start(
+            generation,
+            [(text, ids)],
+            params,
+            is_watched=bool(fields.stream),
+            shown_ids=reading.shown_ids(services.vocabulary),
+            **labelled(fields, request),
+        )
+        return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
 
 
 async def encoded(
@@ -205,9 +223,7 @@ async def whole(request: Request, call: Chat) -> Response:
     answer: dict[str, Any] = {**call.head.whole(), "choices": choices, "usage": call.usage()}
     if call.fields.prompt_logprobs is not None:
         answer["prompt_logprobs"] = prompt_positions(output.prompt_logprobs)
-    if call.fields.return_token_ids:
-        answer["prompt_token_ids"] = output.prompt_token_ids
-    return json_response(answer, request)
+    return json_response({**answer, **call.prompt}, request)
 
 
 async def understood(reading: Reading, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:
@@ -234,11 +250,12 @@ async def pieces(call: Chat) -> AsyncIterator[bytes]:
     made = Pieces(replace(call.head, object="chat.completion.chunk").whole())
     begun: set[int] = set()
     try:
-        async for deltas in call.work.deltas(call.services.config.stream_interval):
+        async for deltas in call.work.deltas(call.interval):
             for _, delta in deltas:
                 if delta.index not in begun:
+                    further = call.prompt if not begun else {}
                     begun.add(delta.index)
-                    yield made.of(opening(call, delta.index), running(call))
+                    yield made.of(opening(call, delta.index), {**further, **running(call)})
                 choice = read_piece(call, delta) if call.reading.is_needed else piece(call, delta)
                 if choice:
                     yield made.of(choice, running(call))
@@ -248,9 +265,9 @@ async def pieces(call: Chat) -> AsyncIterator[bytes]:
         call.work.abort()
 
 
-def running(call: Chat) -> dict[str, Any] | None:
+def running(call: Chat) -> dict[str, Any]:
     """The counts of tokens so far, where every piece tells them."""
-    return call.usage() if call.fields.wants_running_usage else None
+    return {"usage": call.usage()} if call.fields.wants_running_usage else {}
 
 
 def opening(call: Chat, index: int) -> bytes:
@@ -258,8 +275,6 @@ def opening(call: Chat, index: int) -> bytes:
     found: dict[str, Any] = {
         "index": index, "delta": {"role": ROLE, "content": call.echoed}, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
-    if call.fields.return_token_ids:
-        found["prompt_token_ids"] = call.request.output.prompt_token_ids
     return ENCODER.encode(found)
 
 

@@ -19,6 +19,7 @@ from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of, labelled
 from .body import read_object
+from .field_names import names_of
 from .limits import shortened
 from .logprobs import CompletionLogprobs, joined, prompt_positions
 from .protocol import CompletionFields, Prompt, parse
@@ -71,6 +72,7 @@ class Completion:
             self.fields.logprobs,
             offset=offset,
             skip_special_tokens=self.fields.skip_special_tokens is not False,
+            as_ids=bool(self.fields.return_tokens_as_token_ids),
         )
 
 
@@ -84,22 +86,25 @@ def handler(services: Services) -> Any:
         head = Head(id=f"cmpl-{label_of(request)}", object="text_completion", model=services.check_model(fields.model))
         generation, facts = services.ready_generation()
         tokenizer, _ = services.ready_tokenizer()
-        params = fields.sampling(
-            max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
-            logprobs=fields.logprobs,
-            prompt_logprobs=fields.logprobs
-            if fields.echo and fields.prompt_logprobs is None
-            else fields.prompt_logprobs,
-            **fields.beams(),
-        )
-        check_fan_out(fields.prompt, params.n, facts)
-        await unless_gone(request, services.grammars.check_async(params.structured_outputs))
-        adds, limit = fields.add_special_tokens is not False, facts if fields.truncate_prompt_tokens is None else None
-        prompts = await unless_gone(request, encoded(fields.prompt, tokenizer, add_special_tokens=adds, facts=limit))
-        if fields.truncate_prompt_tokens is not None:  # what is left of a text is known by its tokens alone
-            prompts = [(None, shortened(ids, fields, params, facts)) for _, ids in prompts]
-        params = with_bad_words(params, tokenizer)
-        work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
+        with names_of(fields.names):
+            params = fields.sampling(
+                max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+                logprobs=fields.logprobs,
+                prompt_logprobs=fields.logprobs
+                if fields.echo and fields.prompt_logprobs is None
+                else fields.prompt_logprobs,
+                **fields.beams(),
+            )
+            check_fan_out(fields.prompt, params.n, facts)
+            await unless_gone(request, services.grammars.check_async(params.structured_outputs))
+            is_cut = fields.truncate_prompt_tokens is not None  # what is left of a text is known by its tokens alone
+            adds, limit = fields.add_special_tokens is not False, None if is_cut else facts
+            prompts = await unless_gone(
+                request, encoded(fields.prompt, tokenizer, add_special_tokens=adds, facts=limit)
+            )
+            prompts = [(None if is_cut else text, shortened(ids, fields, params, facts)) for text, ids in prompts]
+            params = with_bad_words(params, tokenizer)
+            work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
         call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
         return await (streamed(request, call) if fields.stream else whole(request, call))
 
@@ -197,7 +202,7 @@ async def pieces(call: Completion) -> AsyncIterator[bytes]:
     shapes: dict[int, CompletionLogprobs | None] = {}
     made = Pieces(call.head.whole())
     try:
-        async for deltas in call.work.deltas(call.services.config.stream_interval):
+        async for deltas in call.work.deltas(call.fields.interval(call.services.config.stream_interval)):
             for request, delta in deltas:
                 key = call.index(request, delta.index)
                 if key not in shapes:
@@ -205,7 +210,8 @@ async def pieces(call: Completion) -> AsyncIterator[bytes]:
                     found = piece(call, request, delta, shapes[key], key, is_first=True)
                 else:
                     found = piece(call, request, delta, shapes[key], key, is_first=False)
-                yield made.of(ENCODER.encode(found), call.usage() if call.fields.wants_running_usage else None)
+                further = {"usage": call.usage()} if call.fields.wants_running_usage else None
+                yield made.of(ENCODER.encode(found), further)
         if call.fields.wants_usage:
             yield made.usage(call.usage())
     finally:

@@ -11,7 +11,7 @@ from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS
 from tenon_platforms.errors import ConfigError
 
 from .extras import check_endpoint, check_grpc
-from .parsers.registry import check_name
+from .parsers.names import check_name
 
 MIN_KEY_LENGTH = 1
 MAX_KEY_LENGTH = 512

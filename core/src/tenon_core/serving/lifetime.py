@@ -18,11 +18,12 @@ from starlette.types import ASGIApp
 
 from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
+from tenon_core.client.engine_process import EngineProcess
 from tenon_core.client.generation import Generation
 from tenon_core.client.grammars import GrammarChecks, grammar_vocabulary
 from tenon_core.client.link import EngineLostError
 from tenon_core.client.model_files import ModelFiles, open_model_files, resolve_path
-from tenon_core.client.supervisor import EngineProcess, EngineState, Supervisor
+from tenon_core.client.supervisor import EngineState, Supervisor
 from tenon_core.client.templates import ChatTemplate
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import Ready, StepUpdate
@@ -225,6 +226,7 @@ class Lifetime:
         supervisor, services = self.supervisor, self.services
         assert supervisor is not None and supervisor.link is not None
         services.facts, services.ready = ready.facts, ready
+        services.metrics.set_block_size(ready.facts.block_size)
         phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in ready.start_seconds.items())
         LOG.info("engine ready on platform %s (%s)", ready.facts.platform or "unknown", phases)
         services.generation = None

@@ -9,13 +9,18 @@ from tenon_core.client.detokenizer import ByteLevelDetokenizer, TokenBytes
 from tenon_core.client.outputs import PositionLogprobs
 from tenon_core.engine.messages import TokenLogprobs
 
+ID = "token_id:{}"  # a token by its id, where `return_tokens_as_token_ids` asks for it: texts of several are the same
 
-def chat_logprobs(positions: Iterable[TokenLogprobs], vocabulary: TokenBytes, count: int) -> dict[str, Any]:
+
+def chat_logprobs(
+    positions: Iterable[TokenLogprobs], vocabulary: TokenBytes, count: int, *, as_ids: bool = False
+) -> dict[str, Any]:
     """`choices[].logprobs` of the chat API. count: alternatives asked for."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         data = vocabulary.of(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(data)}
+        text = ID.format(token) if as_ids else data.decode("utf-8", "replace")
+        return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
     return {
         "content": [
@@ -39,18 +44,27 @@ class CompletionLogprobs:
     """
 
     def __init__(
-        self, vocabulary: TokenBytes, count: int, *, offset: int = 0, skip_special_tokens: bool = True
+        self,
+        vocabulary: TokenBytes,
+        count: int,
+        *,
+        offset: int = 0,
+        skip_special_tokens: bool = True,
+        as_ids: bool = False,
     ) -> None:
-        self._vocabulary, self._count, self._offset = vocabulary, count, offset
+        self._vocabulary, self._count, self._offset, self._as_ids = vocabulary, count, offset, as_ids
         skipped: frozenset[int] = vocabulary.special_ids if skip_special_tokens else frozenset()
         self._text = ByteLevelDetokenizer(table=vocabulary, skipped=skipped)
+
+    def _name(self, token: int) -> str:
+        return ID.format(token) if self._as_ids else self._vocabulary.text(token)
 
     def of(self, positions: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """The next positions."""
         tokens, values, tops, offsets = [], [], [], []
         for one in positions:
             tops.append(self._top(one))
-            tokens.append(self._vocabulary.text(one.token_id))
+            tokens.append(self._name(one.token_id))
             values.append(finite(one.logprob))
             offsets.append(self._offset)
             self._offset += len(self._text.push(one.token_id))
@@ -58,10 +72,10 @@ class CompletionLogprobs:
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
         top = {
-            self._vocabulary.text(token): finite(logprob)
+            self._name(token): finite(logprob)
             for token, logprob in zip(one.top_ids[: self._count], one.top_logprobs[: self._count], strict=True)
         }
-        top.setdefault(self._vocabulary.text(one.token_id), finite(one.logprob))
+        top.setdefault(self._name(one.token_id), finite(one.logprob))
         return top
 
     def echoed(self, text: str, ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
@@ -70,12 +84,12 @@ class CompletionLogprobs:
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         for token, position in zip(ids, positions, strict=True):
-            tokens.append(self._vocabulary.text(token))
+            tokens.append(self._name(token))
             values.append(None if position is None else finite(position[token].logprob))
             tops.append(
                 None
                 if position is None
-                else {self._vocabulary.text(other): finite(one.logprob) for other, one in position.items()}
+                else {self._name(other): finite(one.logprob) for other, one in position.items()}
             )
         self._offset = len(text)
         offsets = prompt_offsets(text, ids, self._vocabulary)

@@ -43,7 +43,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "prompt_cache_options": (None, {"mode": "implicit"}),
     "prompt_cache_retention": (None, "in_memory"),
-    "return_tokens_as_token_ids": (None, False),
     "logits_processors": (None, []),
     "suffix": (None, ""),
     "best_of": (None, 1),
@@ -59,6 +58,16 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (None,),
     "mm_processor_kwargs": (None, {}),
     "kv_transfer_params": (None,),
+    "ec_transfer_params": (None,),
+    "media_io_kwargs": (None, {}),
+    "thinking_token_budget": (None, -1),
+    "watermarking": (None, False),
+    "logprob_token_ids": (None,),
+    "repetition_detection": (None,),
+    "routed_experts_prompt_start": (None, 0),
+    "return_token_offsets": (None, False),
+    "return_mm_kwargs": (None, True),
+    "vllm_xargs": (None, {}),
 }
 # Field -> what to send in its place.
 INSTEAD = {
@@ -113,14 +122,22 @@ class SamplingFields(Fields):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     structured_outputs: formats.StructuredFields | None = None
     bad_words: Annotated[list[str], entries()] | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: str | None = Field(None, max_length=256)
+    session_id: str | None = Field(None, max_length=256)  # a label: turns of one conversation find their prefix anyway
+
+    def interval(self, least: int) -> int:
+        """Tokens between two pieces of a stream. least: the server's own."""
+        return max(least, self.stream_interval or 0)
 
     @property
     def wants_usage(self) -> bool:
@@ -131,6 +148,14 @@ class SamplingFields(Fields):
     def wants_running_usage(self) -> bool:
         """Whether every piece of a stream has the counts so far."""
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The engine's names -> those of the fields that were sent, for errors (`field_names.names_of`)."""
+        found = {"beam_width": "n"}
+        if self.structured_outputs is None:  # it was made of another field
+            found["structured_outputs"] = "tool_choice" if self.response_format is None else "response_format"
+        return found
 
     def sampling(self, **given: Any) -> SamplingParams:
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
@@ -200,9 +225,10 @@ class ChatFields(BeamFields):
     reasoning_effort: str | None = Field(None, max_length=64)
     verbosity: str | None = Field(None, max_length=64)
     include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # -1: no end to it
     continue_final_message: bool | None = None
     echo: bool | None = None
+    return_prompt_text: bool | None = None
 
 
 class TokenizeFields(Fields):
@@ -253,16 +279,22 @@ def refusal(error: ValidationError) -> RequestError:
     """The first thing that is wrong, in words; never the whole value. A field of several forms is none of them."""
     errors = error.errors(include_url=False, include_context=False)
     first = errors[0]
-    names = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
+    names = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier() and not _is_type(part)]
     param = names[0] if names else None
+    path = ".".join(names)
     if first["type"] == "extra_forbidden":
         return RequestError(f"{str(first['loc'][-1])!r:.80} is not a field of this request", param=param)
     if first["type"] == "missing":
-        return RequestError(f"{param} is needed", param=param)
+        return RequestError(f"{path} is needed", param=param)
     forms = [one for one in errors if one["loc"][0] == param] if first["type"].endswith("_type") else [first]
     whys = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in forms)
     why = ", or ".join(f"{one[:1].lower()}{one[1:]}" for one in whys)
-    return RequestError(f"{param} is {shown(first.get('input'))}: {why}", param=param)
+    return RequestError(f"{path} is {shown(first.get('input'))}: {why}", param=param)
+
+
+def _is_type(part: str) -> bool:
+    """Whether a part of an error's place is one of several types that a field may have: no name of a field."""
+    return part in ("str", "int", "float", "bool") or part[:1].isupper()
 
 
 def bias_by_id(bias: dict[str, float]) -> dict[int, float]:

@@ -38,7 +38,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     try:
         if server_config.metrics_port is not None:
             scraped = bind(server_config.metrics_host, server_config.metrics_port, flag="metrics-port")
-        from tenon_core.client.supervisor import EngineProcess
+        from tenon_core.client.engine_process import EngineProcess
 
         process = EngineProcess()
         try:

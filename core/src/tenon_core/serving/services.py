@@ -131,9 +131,7 @@ class Work:
         except (RequestError, CapacityError):
             work.abort()
             raise
-        if (span := CURRENT.get()) is not None:
-            work._span = span
-            span.begin_work(work.requests, params)
+        work._begin_span(params, is_stream=is_watched)
         return work
 
     @classmethod
@@ -146,7 +144,14 @@ class Work:
         except (RequestError, CapacityError):
             work.abort()
             raise
+        work._begin_span(None)
         return work
+
+    def _begin_span(self, params: SamplingParams | None, *, is_stream: bool = False) -> None:
+        """Tell the span of this HTTP request, if it has one, what was submitted."""
+        self._span = CURRENT.get()
+        if self._span is not None:
+            self._span.begin_work(self.requests, params, is_stream=is_stream)
 
     @property
     def is_done(self) -> bool:

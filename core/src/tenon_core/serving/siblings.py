@@ -14,10 +14,11 @@ from pathlib import Path
 
 import httpx
 
+from tenon_core.observability.metric_names import ALIASES, COUNTED_HERE, PREFIX
+
 SECONDS = 2.0
-SUMMED = re.compile(
-    rb"(?:tenon|vllm):(?:request_success|requests_refused|[a-z0-9_]+_seconds|request_[a-z_]+_tokens)(?:_[a-z]+)?[{ ]"
-)
+_COUNTED = [name.encode() for own in COUNTED_HERE for name in (f"{PREFIX}{own}", *ALIASES.get(f"{PREFIX}{own}", ()))]
+SUMMED = re.compile(rb"(?:%s)(?:_total|_bucket|_sum|_count)?[{ ]" % b"|".join(_COUNTED))
 _LINE = re.compile(rb"([^#\s][^ ]*) ([0-9.eE+-]+|NaN)")
 
 

@@ -30,10 +30,10 @@ class Pieces:
         self._start = b"data: " + ENCODER.encode(head)[:-1] + b',"choices":['
         self._end = b"]}\n\n"
 
-    def of(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
-        """An event with one choice, already encoded. usage: the counts of tokens so far, where pieces tell them."""
-        if usage is not None:
-            return self._start + choice + b'],"usage":' + ENCODER.encode(usage) + b"}\n\n"
+    def of(self, choice: bytes, further: Mapping[str, Any] | None = None) -> bytes:
+        """An event with one choice, already encoded. further: what stands beside `choices`."""
+        if further:
+            return self._start + choice + b"]," + ENCODER.encode(further)[1:] + b"\n\n"
         return self._start + choice + self._end
 
     def usage(self, usage: Mapping[str, int]) -> bytes:

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
 
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+# The conventions' names of what a route does; scores and labels have none, and are called as the route is.
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 FLUSH_MS = 3000
 # The span of the request that the current task works on.
 CURRENT: ContextVar[RequestSpan | None] = ContextVar("tenon_request_span", default=None)
@@ -39,15 +46,25 @@ class RequestSpan:
         """In hexadecimal, for log lines."""
         return f"{self.span.get_span_context().trace_id:032x}"
 
-    def begin_work(self, requests: Sequence[ActiveRequest], params: SamplingParams) -> None:
-        """The request was understood and submitted."""
-        operation = OPERATIONS.get(self.path, "chat")
+    def begin_work(
+        self, requests: Sequence[ActiveRequest], params: SamplingParams | None, *, is_stream: bool = False
+    ) -> None:
+        """The request was understood and submitted. params: None where vectors are wanted."""
+        operation = OPERATIONS.get(self.path, self.path.rpartition("/")[2])
         self.span.update_name(f"{operation} {self.model}")
         self._set(
             {
                 "gen_ai.operation.name": operation,
                 "gen_ai.request.model": self.model,
                 "gen_ai.response.model": self.model,
+            }
+        )
+        if params is None:
+            return
+        self._set(
+            {
+                "gen_ai.request.stream": is_stream,
+                "gen_ai.output.type": "text" if params.structured_outputs is None else "json",
                 "gen_ai.request.max_tokens": params.max_tokens,
                 "gen_ai.request.temperature": params.temperature,
                 "gen_ai.request.top_p": params.top_p,
@@ -55,8 +72,8 @@ class RequestSpan:
                 "gen_ai.request.frequency_penalty": params.frequency_penalty,
                 "gen_ai.request.presence_penalty": params.presence_penalty,
                 "gen_ai.request.seed": params.seed,
+                "gen_ai.request.stop_sequences": [*params.stop] or None,
                 "gen_ai.request.choice.count": params.n * len(requests),
-                "gen_ai.request.id": requests[0].output.request_id if requests else None,
             }
         )
 
@@ -65,19 +82,21 @@ class RequestSpan:
         if self._is_told or not requests:
             return
         self._is_told = True
+        is_pooling = all(request.vectors is not None for request in requests)
         outputs = [sample.output for request in requests for sample in request.samples]
         metrics = [request.metrics for request in requests]
         firsts = [one.first_token_time - one.arrival_time for one in metrics if one.first_token_time is not None]
-        ends = [one.finished_time - one.arrival_time for one in metrics if one.finished_time is not None]
         errors = [request.error for request in requests if request.error is not None]
         self._set(
             {
                 "gen_ai.usage.input_tokens": sum(len(request.output.prompt_token_ids) for request in requests),
-                "gen_ai.usage.output_tokens": sum(len(output.token_ids) for output in outputs),
+                "gen_ai.usage.output_tokens": None if is_pooling else sum(len(one.token_ids) for one in outputs),
                 "gen_ai.usage.cache_read.input_tokens": sum(one.output.num_cached_tokens for one in requests),
-                "gen_ai.response.finish_reasons": [output.finish_reason or "abort" for output in outputs],
-                "gen_ai.latency.time_to_first_token": min(firsts, default=None),
-                "gen_ai.latency.e2e": max(ends, default=None),
+                "gen_ai.response.finish_reasons": None
+                if is_pooling
+                else [output.finish_reason or "abort" for output in outputs],
+                "gen_ai.response.time_to_first_chunk": min(firsts, default=None),
+                "tenon.queued_seconds": max((one.queued_seconds or 0.0 for one in metrics), default=None),
                 "error.type": errors[0].kind if errors else None,
             }
         )

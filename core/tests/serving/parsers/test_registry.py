@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from calls_as_written import mark
 
-from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS, registrations
+from tenon_core.hookspecs import REASONING_PARSERS, TOOL_PARSERS, installed_entries, registrations
 from tenon_core.serving.config import ServerConfig
 from tenon_core.serving.parsers.registry import load_parsers
 from tenon_platforms.errors import ConfigError, PluginError
@@ -121,10 +121,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]
         (info / "entry_points.txt").write_text(entries)
         if module:
             (tmp_path / f"{module}.py").write_text(source)
+        forget()
+
+    def forget() -> None:
+        installed_entries.cache_clear()
         registrations.cache_clear()
 
     yield made
-    registrations.cache_clear()
+    forget()
 
 
 THEIRS = """
@@ -149,7 +153,7 @@ def test_a_second_owner_of_a_name_is_named(install: object) -> None:
     with pytest.raises(
         PluginError, match=r"registered twice: by .*(tenon-core|toy-parsers).* and by .*(tenon-core|toy-parsers)"
     ):
-        ServerConfig().check()
+        load_parsers("auto", "auto", None)
 
 
 def test_one_that_is_none_and_one_that_does_not_load(install: object, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,12 +47,10 @@ class Slabs:
         return slab
 
 
-def zeros(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    """`count` tensors of one shape, one after the other in memory of their own."""
-    size = -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    own = Slabs()
-    whole = own.take(max(size * count, 1))
-    return [whole[i * size :][: math.prod(shape) * dtype.itemsize].view(dtype).view(shape) for i in range(count)]
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A zeroed tensor in memory of its own."""
+    size = math.prod(shape) * dtype.itemsize
+    return Slabs().take(max(size, 1))[:size].view(dtype).view(shape)
 
 
 def _reserve(size: int) -> mmap.mmap:

@@ -1,6 +1,7 @@
 """Paged attention by the native library: the cache in tiles of 16 tokens, read where it lies, in decode and prefill.
 
     cache  [blocks, kv heads, 2, block_size * head_dim]; native/src/attention/attention.inl draws the tiles
+    pool   [blocks, layers, ...]: a block's layers are neighbours, so that few blocks are few large pages
 
 `plan` splits a step over threads once for all layers; a decode row's context is split by its own length alone, so a
 token's result does not depend on its batch. Lengths and tables are read when the kernel runs: a static key's plan is
@@ -91,8 +92,8 @@ class NativeAttention(AttentionBackend):
     # the cache
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
-        shape = (num_blocks, self.spec.num_kv_heads, 2, block_size * self.spec.head_dim)
-        return zeros(num_layers, shape, to_torch(self.spec.kv_dtype))
+        shape = (num_blocks, num_layers, self.spec.num_kv_heads, 2, block_size * self.spec.head_dim)
+        return list(zeros(shape, to_torch(self.spec.kv_dtype)).unbind(1))
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         key, value = (part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous() for part in (key, value))
@@ -104,6 +105,7 @@ class NativeAttention(AttentionBackend):
             tokens=key.shape[0],
             key_stride=key.stride(0),
             value_stride=value.stride(0),
+            cache_stride=cache.stride(0),
             block_size=self._block_size(cache),
             kv_heads=self.spec.num_kv_heads,
             dim=self.spec.head_dim,
@@ -132,6 +134,7 @@ class NativeAttention(AttentionBackend):
             canonical=canonical,
             blocks=blocks,
             count=blocks.shape[0],
+            cache_stride=cache.stride(0),
             block_size=self._block_size(cache),
             kv_heads=self.spec.num_kv_heads,
             dim=self.spec.head_dim,
@@ -193,6 +196,7 @@ class NativeAttention(AttentionBackend):
             counters=plan.counters,
             table_stride=plan.block_table.stride(0),
             tokens=query.shape[0],
+            cache_stride=inputs.cache.stride(0),
             block_size=plan.block_size,
             heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,

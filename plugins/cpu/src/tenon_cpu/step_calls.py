@@ -23,13 +23,15 @@ CODES = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "f": ct
 STRUCTS: dict[str, str] = {
     "attention_plan": "p:rows,query_starts,seq_lens,num_valid,plan q:num_rows i:threads,kv_heads,group,window,causal,_",
     "attention": (
-        "p:query,output,cache,sinks,block_table,plan,partials,counters q:table_stride,tokens"
+        "p:query,output,cache,sinks,block_table,plan,partials,counters q:table_stride,tokens,cache_stride"
         " i:block_size,heads,kv_heads,dim,window,causal,type,kv_type f:scale,soft_cap"
     ),
-    "write_kv": "p:key,value,cache,slots q:tokens,key_stride,value_stride i:block_size,kv_heads,dim,type,kv_type,_",
-    "exchange_blocks": "p:cache,canonical,blocks q:count i:block_size,kv_heads,dim,kv_type,imports,_",
+    "write_kv": (
+        "p:key,value,cache,slots q:tokens,key_stride,value_stride,cache_stride i:block_size,kv_heads,dim,type,kv_type,_"
+    ),
+    "exchange_blocks": "p:cache,canonical,blocks q:count,cache_stride i:block_size,kv_heads,dim,kv_type,imports,_",
     "qk_norm_rope_write": (
-        "p:qkv,query,positions,cos_sin,q_weight,k_weight,cache,slots q:tokens"
+        "p:qkv,query,positions,cos_sin,q_weight,k_weight,cache,slots q:tokens,cache_stride"
         " i:block_size,heads,kv_heads,dim,rotary_dim,interleaved,type,kv_type f:q_eps,k_eps,q_offset,k_offset"
     ),
     "rms_norm": "p:x,residual,weight,y,total q:rows,hidden f:eps,offset i:type,_",

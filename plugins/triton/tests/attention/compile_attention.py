@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SHARED = {  # bytes a program may use
     "hip:gfx1100": 64 * 1024,
 }
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+STRANDS = ("llama", "qwen", "page16", "oss", "float8")  # what they are compiled for: no table names them yet
 NO_FP8 = ("cuda:80",)
 
 
@@ -61,12 +63,15 @@ def entries(
     }  # fmt: skip
     joined = {"max_parts": "i32", "parts_mixed": "*fp32", "parts_log": "*fp32"}
     assert configs.few is not None
-    for label, decode in (("decode", configs.decode), ("few", configs.few)):
+    strands = replace(configs.few, tile=128, warps=4, stages=2, fetches=3, strands=4)
+    for label, decode in (("decode", configs.decode), ("few", configs.few), ("strands", strands)):
+        if decode is strands and name not in STRANDS:
+            continue
         arguments = {
             **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),
             "LINES": next_power(group), "CHUNK": max(JOIN_ELEMENTS // (next_power(dim) * next_power(group)), 1),
             "CACHE_LINES": max(1, next_power(dim) * BYTES[kv] // CACHE_LINE) if decode.fetches else 0,
-            "JOIN": decode.join, "TAIL": decode.tail,
+            "FETCHES": decode.fetches, "STRANDS": decode.strands, "JOIN": decode.join, "TAIL": decode.tail,
             "MIN_TILES": -(-decode.min_tokens // decode.tile),
         }  # fmt: skip
         yield (

@@ -58,6 +58,31 @@ def test_parts_are_joined_by_the_last_or_by_a_kernel(join: bool, tail: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("fields", "heads", "block_size", "programs"),
+    [
+        ({}, (4, 2, 16), 16, 4),
+        ({"sliding_window": 33, "soft_cap": 5.0, "sinks": True}, (4, 2, 16), 64, 1),
+        ({"sliding_window": 1}, (3, 1, 24), 16, 4),
+        pytest.param({"sinks": True}, (5, 1, 80), 48, 1, marks=FULL),
+    ],
+)
+@pytest.mark.parametrize(("strands", "tile"), [(2, 32), (4, 64), pytest.param(8, 128, marks=FULL)])
+def test_strands_have_a_softmax_each(
+    fields: dict[str, Any], heads: tuple[int, int, int], block_size: int, programs: int, strands: int, tile: int
+) -> None:
+    """Tiles in slices, ragged ends, strands that see nothing, several parts and one."""
+    few = replace(SMALL.decode, tile=tile, strands=strands, min_tokens=tile, fetches=3, programs_per_unit=programs)
+    configs = replace(SMALL, decode=few)
+    check(spec_of(*heads, **fields), [(1, 1), (1, 16), (1, 17), (1, 200)], block_size, options={"configs": configs})
+
+
+def test_strands_in_half_types() -> None:
+    few = replace(SMALL.decode, tile=64, strands=4, min_tokens=64)
+    spec = spec_of(dtype=DType.FLOAT16, kv_dtype=DType.FLOAT8_E4M3)
+    check(spec, [(1, 66), (1, 7), (1, 131)], 16, atol=3e-3, options={"configs": replace(SMALL, decode=few)})
+
+
+@pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"),
     [(2, 2, 80), (20, 1, 16), *(pytest.param(heads, 1, dim, marks=FULL) for heads, dim in MODELS)],
 )

@@ -16,12 +16,15 @@ from tenon_triton.ops import (
     logprobs,
     mlp,
     norm,
+    normed_gemv,
     rope_kv,
     rows,
     tiles,
 )
 
 BF16, F32, I32, FP8 = "*bf16", "*fp32", "*i32", "*fp8e4nv"
+ADDED = {"residual": BF16, "gain": BF16, "total": BF16}
+TILES_ADDED = {**ADDED, "gain": F32}
 OLD = ("cuda:80",)  # no FP8 there
 NO_E4M3FN = ("cuda:80", "hip:gfx942")  # another FP8 of four exponent bits, or none
 
@@ -123,10 +126,17 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "y": BF16,
         "parts": F32,
         "counters": I32,
+        "residual": None,
+        "gain": None,
+        "total": None,
+        "squares_of": None,
         "tokens": "i32",
         "out_features": "i32",
         "in_features": "i32",
         "x_stride": "i32",
+        "residual_stride": "i32",
+        "eps": "fp32",
+        "shrink": "fp32",
         "M": 16,
         "N": 64,
         "K": 128,
@@ -140,6 +150,14 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "UNPACK": False,
         **changes,
     }
+
+
+def _normed_gemv(**changes: Any) -> dict[str, Any]:
+    return {
+        **{name: value for name, value in _gemv().items() if name not in ("in_features", "BLOCK")},
+        **ADDED, "hidden": "i32", "residual_stride": "i32", "eps": "fp32", "OFFSET": 0.0, "ROWS": 2, "BLOCK": 4096,
+        **changes,
+    }  # fmt: skip
 
 
 def _rope(**changes: Any) -> dict[str, Any]:
@@ -469,6 +487,26 @@ KERNELS: dict[str, Entry] = {
         arguments=_tiles(weight=FP8, scale=F32, SWAP=True, K=256, UNPACK=True),
         stages=4,
         without=("cuda:80", "hip:gfx942", "hip:gfx950", "hip:gfx1100"),  # it is written in PTX of Hopper
+    ),
+    "tiles normed": Entry(
+        kernel=tiles._tiles, arguments=_tiles(**TILES_ADDED, squares_of=F32, SWAP=True, SPLITS=2), stages=4
+    ),
+    "tiles normed paired": Entry(
+        kernel=tiles._tiles, arguments=_tiles(**TILES_ADDED, SWAP=True, SPLITS=1, PAIRED=True, KIND="silu"), stages=4
+    ),
+    "tiles normed widened": Entry(
+        kernel=tiles._tiles,
+        arguments=_tiles(**TILES_ADDED, weight=FP8, scale=F32, SWAP=True, SPLITS=1, K=256, UNPACK=True),
+        stages=4,
+        without=("cuda:80", "hip:gfx942", "hip:gfx950", "hip:gfx1100"),  # PTX of Hopper
+    ),
+    "normed gemv": Entry(kernel=normed_gemv._normed_gemv, arguments=_normed_gemv(), warps=8),
+    "normed gemv paired": Entry(
+        kernel=normed_gemv._normed_gemv, arguments=_normed_gemv(PAIRED=True, KIND="silu"), warps=8
+    ),
+    "normed gemv of four": Entry(kernel=normed_gemv._normed_gemv, arguments=_normed_gemv(M=4), warps=8),
+    "normed gemv float8": Entry(
+        kernel=normed_gemv._normed_gemv, arguments=_normed_gemv(weight=FP8, scale=F32), warps=8, without=NO_E4M3FN
     ),
     "tiles float8": Entry(kernel=tiles._tiles, arguments=_tiles(**FP8_TILES, K=256), stages=4, without=NO_E4M3FN),
 }

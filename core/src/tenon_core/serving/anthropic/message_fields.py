@@ -18,7 +18,7 @@ EXTENSIONS = (
     "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "seed",
     "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "logit_bias",
     "cache_salt", "priority", "request_id", "chat_template_kwargs", "structured_outputs", "truncate_prompt_tokens",
-    "bad_words",
+    "bad_words", "stream_interval", "session_id", "truncation_side",
 )  # fmt: skip
 # What is asked of Anthropic's own servers -> values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {

@@ -50,7 +50,7 @@ async def streamed(request: Request, run: MessageRun) -> Response:
     except BaseException:
         run.call.work.abort()
         raise
-    source = with_pings(events(run, run.call.services.config.stream_interval), PING_SECONDS)
+    source = with_pings(events(run, run.call.interval), PING_SECONDS)
     headers = run.call.head.headers(request)
     return stream_response(source, headers, release=run.call.work.abort, tell=error_event, end=b"")
 

@@ -19,7 +19,7 @@ EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos", "seed",
     "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "logit_bias",
     "cache_salt", "priority", "request_id", "chat_template_kwargs", "structured_outputs", "truncate_prompt_tokens",
-    "bad_words", "thinking_token_budget",
+    "bad_words", "thinking_token_budget", "stream_interval", "session_id", "truncation_side",
 )  # fmt: skip
 # What is asked of OpenAI's own servers -> values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -53,8 +53,13 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class Reasoning(Fields):
-    """effort: a variable of the template. The thought is told whole: a summary asks for nothing more."""
+    """effort: a variable of the template. The thought is told whole: a summary asks for nothing more.
 
+    Which earlier thoughts a model reads again is its template's to say.
+    """
+
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
     effort: str | None = Field(None, max_length=64)
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None

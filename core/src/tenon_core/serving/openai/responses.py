@@ -125,9 +125,8 @@ async def streamed(request: Request, run: Run) -> Response:
         run.chat.work.abort()
         run.store.remove(run.owner, run.id)
         raise
-    interval = run.chat.services.config.stream_interval
     headers = run.chat.head.headers(request)
-    return stream_response(events(run, interval), headers, release=run.leave, tell=error_event, end=b"")
+    return stream_response(events(run, run.chat.interval), headers, release=run.leave, tell=error_event, end=b"")
 
 
 async def in_background(run: Run) -> None:

@@ -14,14 +14,13 @@ from tenon_platforms.errors import ConfigError, PluginError
 
 from .formats.base import Format, ReasoningFormat, ToolFormat
 from .formats.harmony import Harmony
+from .names import AUTO, FLAGS, NONE
 
 LOG = logging.getLogger(__name__)
-AUTO, NONE = "auto", "none"
 KINDS: dict[str, tuple[type[Format], ...]] = {
     TOOL_PARSERS: (ToolFormat,),
     REASONING_PARSERS: (ReasoningFormat, Harmony),
 }
-FLAGS = {TOOL_PARSERS: "--tool-call-parser", REASONING_PARSERS: "--reasoning-parser"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +36,6 @@ class Parsers:
     def channels(self) -> Harmony | None:
         """The format that is both, where the model writes one."""
         return self.tools if isinstance(self.tools, Harmony) else None
-
-
-def check_name(group: str, name: str) -> None:
-    """Raise `ConfigError` for a parser that is not there, listing those that are."""
-    known = registrations(group)
-    if name not in (AUTO, NONE) and name not in known:
-        raise ConfigError(
-            f"{FLAGS[group]} is {name!r}: known are {', '.join((AUTO, NONE, *sorted(known)))}",
-            remedy=f"pass one of these, or install a plugin that brings it through the entry-point group {group}",
-        )
 
 
 def load_parsers(tool_name: str, reasoning_name: str, template: str | None) -> Parsers:

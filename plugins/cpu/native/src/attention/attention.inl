@@ -159,7 +159,7 @@ template <class KV>
 static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key, bool values) {
     const int32_t block = p.block_table[unit.row->table_row * p.table_stride + key / p.block_size];
     const int64_t line = static_cast<int64_t>(p.block_size) * p.dim;
-    const KV* base = static_cast<const KV*>(p.cache) + ((static_cast<int64_t>(block) * p.kv_heads + unit.kv_head) * 2 + values) * line;
+    const KV* base = static_cast<const KV*>(p.cache) + block * p.cache_stride + (unit.kv_head * 2 + values) * line;
     return base + (key % p.block_size) / TILE * TILE * p.dim;
 }
 

@@ -14,12 +14,13 @@ static inline int64_t value_place(int dim, int offset, int d) {
 }
 
 struct CacheShape {
-    int block_size, kv_heads, dim;
+    int64_t stride;
+    int block_size, dim;
 };
 
 template <class KV>
 static inline KV* keys_at(void* cache, const CacheShape& s, int64_t block, int head) {
-    return static_cast<KV*>(cache) + (block * s.kv_heads + head) * 2 * s.block_size * s.dim;
+    return static_cast<KV*>(cache) + block * s.stride + static_cast<int64_t>(head) * 2 * s.block_size * s.dim;
 }
 
 template <class T, class KV>
@@ -61,7 +62,7 @@ static inline void with_types(int type, int kv_type, F&& f) {
 }
 
 static void write_kv(const KVWriteParams& p, int64_t begin, int64_t end) {
-    const CacheShape shape{p.block_size, p.kv_heads, p.dim};
+    const CacheShape shape{p.cache_stride, p.block_size, p.dim};
     with_types(p.type, p.kv_type, [&](auto t, auto kv) {
         using T = decltype(t);
         using KV = decltype(kv);
@@ -77,7 +78,7 @@ static void write_kv(const KVWriteParams& p, int64_t begin, int64_t end) {
 }
 
 static void exchange_blocks(const KVExchangeParams& p, int64_t begin, int64_t end) {
-    const CacheShape shape{p.block_size, p.kv_heads, p.dim};
+    const CacheShape shape{p.cache_stride, p.block_size, p.dim};
     with_kv_type<float>(p.kv_type, [&](float, auto kv) {
         using KV = decltype(kv);
         const int64_t line = static_cast<int64_t>(p.kv_heads) * p.dim, half = p.block_size * line;
@@ -147,7 +148,7 @@ static inline void rotate_halves(float* head, const float* cos_sin, int half) {
 
 // Lines are (token, head of q, k or v).
 static void qk_norm_rope_write(const QKNormRopeWriteParams& p, int64_t begin, int64_t end) {
-    const CacheShape shape{p.block_size, p.kv_heads, p.dim};
+    const CacheShape shape{p.cache_stride, p.block_size, p.dim};
     const int all = p.heads + 2 * p.kv_heads;
     with_types(p.type, p.kv_type, [&](auto t, auto kv) {
         using T = decltype(t);

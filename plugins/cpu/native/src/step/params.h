@@ -44,7 +44,7 @@ struct AttentionPlanParams {
 };
 
 // Tokens behind those of the plan's rows are padding: their output is zero.
-// cache: [blocks, kv heads, 2, block_size * dim], see attention.inl. partials: float [rows, kv heads, MOST_PARTS,
+// cache: [blocks, kv heads, 2, block_size * dim], see attention.inl; blocks lie cache_stride elements apart. partials: float [rows, kv heads, MOST_PARTS,
 // group * (dim + 2)]; counters: int32 [rows, kv heads], zero between calls.
 struct AttentionParams {
     const void* query;  // [tokens, heads, dim]
@@ -55,7 +55,7 @@ struct AttentionParams {
     const int32_t* plan;
     float* partials;
     int32_t* counters;
-    int64_t table_stride, tokens;
+    int64_t table_stride, tokens, cache_stride;
     int32_t block_size, heads, kv_heads, dim, window, causal, type, kv_type;
     float scale, soft_cap;
 };
@@ -66,7 +66,7 @@ struct KVWriteParams {
     const void* value;
     void* cache;
     const int32_t* slots;
-    int64_t tokens, key_stride, value_stride;
+    int64_t tokens, key_stride, value_stride, cache_stride;
     int32_t block_size, kv_heads, dim, type, kv_type, unused;
 };
 
@@ -75,7 +75,7 @@ struct KVExchangeParams {
     void* cache;
     void* canonical;
     const int32_t* blocks;
-    int64_t count;
+    int64_t count, cache_stride;
     int32_t block_size, kv_heads, dim, kv_type, imports, unused;
 };
 
@@ -88,7 +88,7 @@ struct QKNormRopeWriteParams {
     const void* k_weight;
     void* cache;
     const int32_t* slots;
-    int64_t tokens;
+    int64_t tokens, cache_stride;
     int32_t block_size, heads, kv_heads, dim, rotary_dim, interleaved, type, kv_type;
     float q_eps, k_eps, q_offset, k_offset;
 };

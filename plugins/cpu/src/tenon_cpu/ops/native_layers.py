@@ -109,6 +109,7 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec) -> Kernel | No:
             cache=cache,
             slots=slots,
             tokens=qkv.shape[0],
+            cache_stride=cache.stride(0),
             block_size=cache.shape[-1] // dim,
             heads=heads,
             kv_heads=kv_heads,

@@ -30,8 +30,10 @@ class TileConfig:
 class DecodeConfig:
     """tile, warps, stages as in `TileConfig`. programs_per_unit: parts are added until there are so many programs for
     each compute unit. min_tokens: of a part. join: the last part of a row joins them all, without a second launch.
-    tail: whole tiles have a loop of their own, without masks. fetches: a part's first tile is fetched before the newest
-    query is there, which pays where a step waits for one row and not for memory."""
+    tail: whole tiles have a loop of their own, without masks. fetches: so many of a part's tiles are fetched before the
+    newest query is there, which pays where a step waits for one row and not for memory. strands: slices of a tile that
+    have a softmax each, one for every warp (`strands.py`); 1: all warps share one.
+    """
 
     tile: int
     warps: int
@@ -40,7 +42,8 @@ class DecodeConfig:
     min_tokens: int = 512
     join: bool = True
     tail: bool = False
-    fetches: bool = False
+    fetches: int = 0
+    strands: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ def attention_configs(
     # on an H200 at 95 to 101% of its memory's speed from 64 rows on, in groups of 2 and of 4 heads
     decode = DecodeConfig(tile=32, warps=2 if padded <= 128 else 4, stages=2)
     few_tile = 64 if padded <= 128 and query_bytes <= 2 else 32
-    few = DecodeConfig(tile=few_tile, warps=decode.warps, stages=2, min_tokens=64, fetches=True)
+    few = DecodeConfig(tile=few_tile, warps=decode.warps, stages=2, min_tokens=64, fetches=1)
     query_room = {config: config.block_rows * padded * query_bytes for config in (short, long)}
     return AttentionConfigs(
         decode=replace(decode, stages=_stages(decode.stages, decode.tile * token_bytes, 0, facts)),

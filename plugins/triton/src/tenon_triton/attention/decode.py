@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ..early import fetch, trigger, wait
+from .strands import attend_strands
 from .tile import LOG2_E, attend_tile, blocks_of, slot_offsets
 
 
@@ -102,6 +103,8 @@ def decode_kernel(
     BLOCK_ROWS: tl.constexpr,
     LINES: tl.constexpr,
     CACHE_LINES: tl.constexpr,
+    FETCHES: tl.constexpr,
+    STRANDS: tl.constexpr,
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -115,9 +118,9 @@ def decode_kernel(
     """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
 
     parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
-    [rows, kv heads], zero between launches. CACHE_LINES: of a key, or 0: nothing is fetched ahead. What a step's inputs
-    say and where the context lies is complete before this launch can begin (`ops/rows.py`), so it is read, and fetched,
-    before the newest query, key and value are.
+    [rows, kv heads], zero between launches. CACHE_LINES: of a key, or 0: nothing is fetched ahead, else FETCHES tiles
+    are. What a step's inputs say and where the context lies is complete before this launch can begin (`ops/rows.py`),
+    so it is read, and fetched, before the newest query, key and value are.
     """
     trigger(EARLY)
     kv_head = tl.program_id(0)
@@ -145,6 +148,13 @@ def decode_kernel(
         ahead = tl.minimum(tl.arange(0, CACHE_LINES) * (DIM_PAD // CACHE_LINES), DIM - 1)
         fetch(keys + offsets[:, None] + ahead[None, :], EARLY)
         fetch(values + offsets[:, None] + ahead[None, :], EARLY)
+        if FETCHES > 1:
+            for start in range(start_of_part + TILE, tl.minimum(start_of_part + FETCHES * TILE, end_of_part), TILE):
+                offsets = slot_offsets(
+                    blocks_of(table, start, length - 1, TILE, PAGE), start, block_stride, TILE, PAGE, DIM
+                )
+                fetch(keys + offsets[:, None] + ahead[None, :], EARLY)
+                fetch(values + offsets[:, None] + ahead[None, :], EARLY)
     wait(EARLY)
 
     line = tl.arange(0, BLOCK_ROWS)
@@ -164,19 +174,25 @@ def decode_kernel(
             peak = tl.load(sinks + head, mask=line < GROUP, other=0.0).to(tl.float32) * LOG2_E
             total = total + 1.0
     mixed = tl.zeros([BLOCK_ROWS, DIM_PAD], tl.float32)
-    whole = start_of_part
-    if TAIL:
-        whole = end_of_part // TILE * TILE
-        for start in range(start_of_part, whole, TILE):
+    if STRANDS > 1:
+        peak, total, mixed = attend_strands(
+            q, peak, total, mixed, keys, values, table, block_stride, start_of_part, end_of_part, length, first_alive,
+            scale, cap, SOFT_CAP, STRANDS, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+        )  # fmt: skip
+    else:
+        whole = start_of_part
+        if TAIL:
+            whole = end_of_part // TILE * TILE
+            for start in range(start_of_part, whole, TILE):
+                peak, total, mixed, blocks = attend_tile(
+                    q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive,
+                    position, scale, cap, False, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+                )  # fmt: skip
+        for start in range(whole, end_of_part, TILE):  # `alive` is all the mask that one token needs
             peak, total, mixed, blocks = attend_tile(
                 q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive, position,
-                scale, cap, False, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+                scale, cap, True, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
             )  # fmt: skip
-    for start in range(whole, end_of_part, TILE):  # `alive` is all the mask that one token needs
-        peak, total, mixed, blocks = attend_tile(
-            q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive, position,
-            scale, cap, True, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
-        )  # fmt: skip
 
     sums = tl.where(total == 0.0, 1.0, total)
     mixed = mixed / sums[:, None]

@@ -133,6 +133,8 @@ def launch_decode(
         BLOCK_ROWS=max(MIN_ROWS, next_power(group)),
         LINES=lines,
         CACHE_LINES=max(1, padded * cache.element_size() // CACHE_LINE) if config.fetches else 0,
+        FETCHES=config.fetches,
+        STRANDS=config.strands,
         MIN_TILES=min_tiles,
         CHUNK=max(JOIN_ELEMENTS // (padded * lines), 1),
         WINDOW=spec.sliding_window,

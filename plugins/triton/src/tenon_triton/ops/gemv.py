@@ -90,7 +90,9 @@ def _scaled(found, scale, bias, row, there, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _store(y, token: tl.constexpr, found, up, scale, bias, row, out_features, PAIRED: tl.constexpr, KIND: tl.constexpr):
+def store_row(
+    y, token: tl.constexpr, found, up, scale, bias, row, out_features, PAIRED: tl.constexpr, KIND: tl.constexpr
+):
     dtype = y.dtype.element_ty
     there = row < out_features
     found = _scaled(found, scale, bias, row, there, dtype)
@@ -125,13 +127,13 @@ def _gemv(
     if PAIRED:
         second = weight + tl.cast(out_features, tl.int64) * in_features
         b0, b1, b2, b3 = _dots(x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, EARLY)
-    _store(y, 0, a0, b0, scale, bias, row, out_features, PAIRED, KIND)
+    store_row(y, 0, a0, b0, scale, bias, row, out_features, PAIRED, KIND)
     if M > 1:
-        _store(y, 1, a1, b1, scale, bias, row, out_features, PAIRED, KIND)
+        store_row(y, 1, a1, b1, scale, bias, row, out_features, PAIRED, KIND)
     if M > 2:
-        _store(y, 2, a2, b2, scale, bias, row, out_features, PAIRED, KIND)
+        store_row(y, 2, a2, b2, scale, bias, row, out_features, PAIRED, KIND)
     if M > 3:
-        _store(y, 3, a3, b3, scale, bias, row, out_features, PAIRED, KIND)
+        store_row(y, 3, a3, b3, scale, bias, row, out_features, PAIRED, KIND)
 
 
 def gemv(

@@ -22,7 +22,8 @@ from tenon_platforms.torch_dtypes import to_torch
 
 from .float8 import Float8Rows, quantize
 from .gemv import MOST_TOKENS, gemv
-from .linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, LinearTable, Rule, Tiles, Way
+from .linear_table import BANDWIDTH, FLOAT8_BANDWIDTH, Gemv, LinearTable, NormedGemv, NormedWay, Rule, Tiles, Way
+from .normed_gemv import WIDEST
 from .tiles import tiles
 
 CHANNELS = (FP8Channel, FP8Static)  # schemes whose weights are kept as they come
@@ -121,6 +122,25 @@ class LinearPolicy:
         item = weight.weight.element_size()
         x_bytes = 2 if way.widens else item
         return way.fitted(self.shared_bytes, weight_bytes=2 * item, x_bytes=x_bytes) if self.shared_bytes else way
+
+    def normed(self, tokens: int, weight: Weight, *, paired: bool = False) -> NormedWay | None:
+        """The way in which the norm before a product is part of its launch, where the table names one.
+
+        paired: the product is a gated MLP's first and ends with the activation.
+        """
+        table = self.table if weight.scale is None else self.float8_table
+        out_features, in_features = weight.weight.shape
+        way = table.normed_way(tokens, out_features, in_features) if tokens else None
+        if isinstance(way, NormedGemv):
+            return way if tokens <= MOST_TOKENS and in_features <= WIDEST else None
+        if way is None or (paired and way.splits > 1) or (weight.scale is not None and not way.widens):
+            return None
+        if not self.shared_bytes:
+            return way
+        x_bytes = 2 if weight.scale is not None else weight.weight.element_size()
+        room = self.shared_bytes - way.m * way.k * x_bytes  # the sum times the gain lies beside what is on its way
+        weight_bytes = weight.weight.element_size() * (2 if paired else 1)
+        return way.fitted(room, weight_bytes=weight_bytes, x_bytes=2 * x_bytes)
 
 
 def multiply(x: Tensor | Float8Rows, weight: Weight, policy: LinearPolicy, dtype: torch.dtype) -> Tensor:

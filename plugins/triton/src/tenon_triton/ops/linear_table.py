@@ -1,12 +1,13 @@
 """Which way a linear is computed, by its number of tokens and its shape: data, measured once for a device.
 
 No tuning at run time: a table is a tuple of rules, the first that fits is taken, and a graph captured for some number
-of tokens always holds the same kernel. `benchmarks/triton_ops.py` prints what to write here.
+of tokens always holds the same kernel. `benchmarks/triton_ops.py` and `triton_fused.py` print what to write here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,37 +47,58 @@ class Tiles:
         return self if stages == self.stages else replace(self, stages=stages)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormedGemv:
+    """`normed_gemv.py`. rows: of the weight a program reads at once; turns: how often it does, on one norm."""
+
+    rows: int = 2
+    turns: int = 4
+    warps: int = 8
+
+
 Way = Library | Gemv | Tiles
+NormedWay = NormedGemv | Tiles  # ways in which the residual add and the norm before a product are done in its launch
+Kind = TypeVar("Kind", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Generic[Kind]):
     """`way` serves up to max_tokens tokens where the weight [out, in] has at most these sizes; 0: any."""
 
     max_tokens: int
-    way: Way
+    way: Kind
     max_out: int = 0
     max_in: int = 0
+
+    def fits(self, tokens: int, out_features: int, in_features: int) -> bool:
+        """Whether it serves such a product."""
+        if tokens > self.max_tokens or (self.max_out and out_features > self.max_out):
+            return False
+        return not self.max_in or in_features <= self.max_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTable:
     """Rules in order of preference. pair_tokens: up to so many tokens a gated MLP's first product ends with the
-    activation (its way must be a `Gemv`, or `Tiles` whose sums are not split).
+    activation (its way must be a `Gemv`, or `Tiles` whose sums are not split). normed: ways with the norm in the
+    product's launch, a gated MLP's always with the activation. None, or where none fits: the norm has its own launch.
     """
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule[Way], ...] = ()
     pair_tokens: int = 0
+    normed: tuple[Rule[NormedWay | None], ...] = ()
 
     def way(self, tokens: int, out_features: int, in_features: int) -> Way:
         """The first rule that fits, else the library's."""
-        for rule in self.rules:
-            if tokens > rule.max_tokens:
-                continue
-            if (rule.max_out and out_features > rule.max_out) or (rule.max_in and in_features > rule.max_in):
-                continue
-            return rule.way
-        return LIBRARY
+        return _first(self.rules, tokens, out_features, in_features) or LIBRARY
+
+    def normed_way(self, tokens: int, out_features: int, in_features: int) -> NormedWay | None:
+        """What the first rule that fits says of the norm."""
+        return _first(self.normed, tokens, out_features, in_features)
+
+
+def _first(rules: tuple[Rule[Kind], ...], tokens: int, out_features: int, in_features: int) -> Kind | None:
+    return next((rule.way for rule in rules if rule.fits(tokens, out_features, in_features)), None)
 
 
 LIBRARY = Library()

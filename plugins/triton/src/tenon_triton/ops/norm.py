@@ -26,7 +26,7 @@ FLAGS = KernelFlags(batch_invariant=True)
 
 
 @triton.jit
-def _normalized(total, inverse, weight, DTYPE: tl.constexpr, OFFSET: tl.constexpr):
+def normalized(total, inverse, weight, DTYPE: tl.constexpr, OFFSET: tl.constexpr):
     """float32 of values already rounded to DTYPE."""
     if OFFSET != 0.0:
         found = total * inverse * (weight + OFFSET)
@@ -69,7 +69,7 @@ def _norm_rows(
             tl.store(total + row * hidden + columns, rounded, mask=inside)
             held = rounded.to(tl.float32)
         inverse = tl.rsqrt(tl.sum(held * held, axis=0) / hidden + eps)
-        found = _normalized(held, inverse, gain, dtype, OFFSET)
+        found = normalized(held, inverse, gain, dtype, OFFSET)
         if QUANTIZE:
             unit = row_scale(tl.max(tl.abs(found), axis=0))
             tl.store(scale + row, unit)
@@ -100,7 +100,7 @@ def _norm_rows(
                     more = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
                     held = (held + more).to(dtype).to(tl.float32)
                 gain = tl.load(weight + start + columns, mask=inside, other=0.0).to(tl.float32)
-                found = _normalized(held, inverse, gain, dtype, OFFSET)
+                found = normalized(held, inverse, gain, dtype, OFFSET)
                 if QUANTIZE:
                     if turn == 0:
                         largest = tl.maximum(largest, tl.abs(found))
@@ -142,7 +142,7 @@ def _launch(
     )
 
 
-def _rows(x: Tensor) -> Tensor:
+def contiguous_rows(x: Tensor) -> Tensor:
     """x as [rows, width] with contiguous rows, a view where it can be."""
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return flat if flat.stride(-1) == 1 else flat.contiguous()
@@ -154,7 +154,7 @@ def rms_norm(spec: RMSNormSpec) -> Kernel | No:
         return No(f"normalizes float types, not {spec.dtype}")
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
-        flat = _rows(x)
+        flat = contiguous_rows(x)
         y = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
         _launch(spec, flat, None, weight, y, None, None)
         return y.view(x.shape)
@@ -169,7 +169,7 @@ def add_rms_norm(spec: AddRMSNormSpec) -> Kernel | No:
     norm = spec.norm
 
     def run(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        x, residual = _rows(x), _rows(residual)
+        x, residual = contiguous_rows(x), contiguous_rows(residual)
         y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
         _launch(norm, x, residual, weight, y, total, None)
         return y, total
@@ -179,7 +179,7 @@ def add_rms_norm(spec: AddRMSNormSpec) -> Kernel | No:
 
 def rms_norm_float8(spec: RMSNormSpec, x: Tensor, weight: Tensor) -> Float8Rows:
     """The norm's rows quantized to FP8, in one launch; x: [tokens, hidden]."""
-    x = _rows(x)
+    x = contiguous_rows(x)
     found = empty_rows(x.shape[0], x.shape[1], x)
     _launch(spec, x, None, weight, found.values, None, found.scale)
     return found
@@ -187,7 +187,7 @@ def rms_norm_float8(spec: RMSNormSpec, x: Tensor, weight: Tensor) -> Float8Rows:
 
 def add_rms_norm_float8(spec: RMSNormSpec, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Float8Rows, Tensor]:
     """(norm of the sum quantized to FP8, the sum), in one launch."""
-    x, residual = _rows(x), _rows(residual)
+    x, residual = contiguous_rows(x), contiguous_rows(residual)
     found, total = empty_rows(x.shape[0], x.shape[1], x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(spec, x, residual, weight, found.values, total, found.scale)
     return found, total

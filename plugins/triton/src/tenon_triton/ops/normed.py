@@ -1,9 +1,14 @@
-"""A norm and the product that reads its rows: where the product takes FP8 rows, the norm's launch quantizes them."""
+"""A norm and the product that reads its rows, in as few launches as the product's way allows.
+
+For so few tokens as the table names, the product adds and normalizes the rows that it reads. Beyond, where it takes FP8
+rows, the norm's launch quantizes them; else the parts run one after the other.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tenon_platforms.kernel import Kernel, KernelFlags, No, WeightUse
@@ -12,38 +17,59 @@ from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.quantized import FP8Block
 from tenon_platforms.ops.weights import NormedWeights
+from tenon_platforms.torch_dtypes import to_torch
 
 from .gated_mlp import gated_mlp
-from .linear import LinearPolicy, Weight, merged_linear
-from .norm import add_rms_norm, add_rms_norm_float8
+from .linear import LinearPolicy, Weight, merged_linear, multiply
+from .linear_table import NormedGemv, NormedWay
+from .norm import add_rms_norm, add_rms_norm_float8, contiguous_rows
+from .normed_gemv import normed_gemv
+from .prologue import AddNorm, Gain, gain_of
+from .tiles import tiles
 
-Prepared = tuple[Tensor, Any]
+
+class Prepared(NamedTuple):
+    """then: what `then` prepared."""
+
+    norm: Gain
+    then: Any
 
 
 def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel | No:
-    """run(x, residual, weights) -> (y, sum), as the reference's; weights: the norm's, and those `then` prepared."""
+    """run(x, residual, weights) -> (y, sum), as the reference's; weights: `Prepared`."""
     norm: RMSNormSpec = spec.norm.norm
+    gated = spec.then if isinstance(spec.then, GatedMLPSpec) else None
     product = spec.then.gate_up if isinstance(spec.then, GatedMLPSpec) else spec.then
-    if not policy.is_float8(product) or any(isinstance(scheme, FP8Block) for scheme in product.schemes):
+    if any(isinstance(scheme, FP8Block) for scheme in product.schemes):
+        return No("FP8 in blocks is multiplied by a kernel of its own", alternative="its parts")
+    if not policy.is_float8(product) and not policy.table.normed:
         return No("the product reads rows as the norm leaves them", alternative="its parts")
     plain = add_rms_norm(spec.norm)
-    then = gated_mlp(spec.then, policy) if isinstance(spec.then, GatedMLPSpec) else merged_linear(spec.then, policy)
+    then = merged_linear(product, policy) if gated is None else gated_mlp(gated, policy)
     for part in (plain, then):
         if isinstance(part, No):
             return part
     assert isinstance(plain, Kernel) and isinstance(then, Kernel)
-    run_plain, run_then = plain.run, then.run
+    run_plain, run_then, dtype = plain.run, then.run, to_torch(norm.dtype)
+    activation = None if gated is None else gated.activation
 
     def prepare(weights: NormedWeights, uses: tuple[WeightUse, ...]) -> Prepared:
-        return weights.norm, then.bind(weights.then, *uses)
+        return Prepared(gain_of(weights.norm, norm.weight_offset), then.bind(weights.then, *uses))
 
     def run(x: Tensor, residual: Tensor, weights: Prepared) -> tuple[Tensor, Tensor]:
         gain, held = weights
-        first: Weight = held[0] if isinstance(held, tuple) else held
+        first: Weight = held if gated is None else held[0]
+        way = policy.normed(x.shape[0], first, paired=gated is not None)
+        if way is not None:
+            x, residual = contiguous_rows(x), contiguous_rows(residual)
+            total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            added = AddNorm(residual=residual, total=total, gain=gain, eps=norm.eps)
+            y = normed_product(x, first, way, added, activation)
+            return y if gated is None else multiply(y, held[1], policy, dtype), total
         if policy.keeps(x.shape[0], first):
-            rows, total = run_plain(x, residual, gain)
+            rows, total = run_plain(x, residual, gain.stored)
         else:
-            rows, total = add_rms_norm_float8(norm, x, residual, gain)
+            rows, total = add_rms_norm_float8(norm, x, residual, gain.stored)
         return run_then(rows, held), total
 
     return Kernel(
@@ -53,3 +79,11 @@ def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel 
         native=then.native,
         flags=KernelFlags(batch_invariant=plain.flags.batch_invariant and then.flags.batch_invariant),
     )
+
+
+def normed_product(x: Tensor, weight: Weight, way: NormedWay, norm: AddNorm, activation: str | None) -> Tensor:
+    """y [tokens, out] of the norm of x and its residual, in one launch; [tokens, out / 2] with an activation."""
+    held, scale, bias = weight.weight, weight.scale, weight.bias
+    if isinstance(way, NormedGemv):
+        return normed_gemv(x, held, way, norm, scale=scale, bias=bias, activation=activation)
+    return tiles(x, held, way, scale=scale, bias=bias, activation=activation, norm=norm)

@@ -4,7 +4,8 @@ Split sums are kept in float32 and added by whichever program of a tile arrives 
 splits: deterministic, in one launch. Its counters return to zero, so that one buffer serves every launch of a queue.
 Swapped, the weight is the left side of the product: 64 rows and more, as large matrix units want. FP8 weights meet FP8
 activations as they are, or are widened to the activations' type on the way. Paired: the weight is gate over up, a
-program owns the same columns of both and ends with activation(gate) * up.
+program owns the same columns of both and ends with activation(gate) * up. Normed: x and a residual are added and meet
+the norm's weight on the way, their squares are summed beside the product, which is divided by their mean's root last.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .. import early
 from ..early import fetch, trigger, wait
 from .linear_table import Tiles
 from .mlp import gated
+from .prologue import AddNorm, add_tile, row_factor
 
 MOST_COUNTERS = 1 << 16
 LINE = 128  # bytes of a cache line
@@ -77,10 +79,17 @@ def _tiles(
     y,
     parts,
     counters,
+    residual,
+    gain,
+    total,
+    squares_of,
     tokens,
     out_features,
     in_features,
     x_stride,
+    residual_stride,
+    eps,
+    shrink,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -120,12 +129,23 @@ def _tiles(
     else:
         sums = tl.zeros([M, N], tl.float32)
     others = sums
+    squares = tl.zeros([M, K // 8], tl.float32)
+    r_row, mine = x_row, begin + column_tile * K
+    if residual is not None:
+        r_row = tl.where(known, token, 0).to(tl.int64) * residual_stride
     for start in range(begin, end, K):
         place = start + depth
         if EVEN:
             taken = tl.load(x + x_row[:, None] + place[None, :])  # [M, K]; rows past the last repeat row 0
         else:
             taken = tl.load(x + x_row[:, None] + place[None, :], mask=(place < in_features)[None, :], other=0.0)
+        if residual is not None:  # the programs of a row read the same tiles: they take turns at storing the sum
+            stores = known & (start == mine)
+            mine += tl.where(start == mine, tl.num_programs(0) * K, 0)
+            taken, squares = add_tile(
+                taken, residual + r_row[:, None] + place[None, :], gain + place,
+                total + token.to(tl.int64) * in_features, place, squares, stores, in_features, EVEN,
+            )  # fmt: skip
         held = _rows_of(weight, w_row, place, in_features, taken.dtype, EVEN, UNPACK)
         sums = _product(taken, held, sums, SWAP, PRECISION)
         if PAIRED:
@@ -135,6 +155,11 @@ def _tiles(
         sums, others = tl.trans(sums), tl.trans(others)
     target = token.to(tl.int64)[:, None] * out_features + column[None, :]
     mask = known[:, None] & there[None, :]
+    found_squares = tl.sum(squares, 1)
+    if residual is not None:  # noqa: SIM102  each line is compiled or not
+        if SPLITS == 1:
+            factor = row_factor(found_squares, in_features, eps, shrink)[:, None]
+            sums, others = sums * factor, others * factor
     if PAIRED:
         dtype = y.dtype.element_ty
         up = out_features + column
@@ -144,6 +169,9 @@ def _tiles(
     elif SPLITS > 1:
         size = tokens.to(tl.int64) * out_features
         tl.store(parts + split * size + target, sums, mask=mask)
+        if residual is not None:
+            own = (split * tl.num_programs(0) + column_tile) * tokens
+            tl.store(squares_of + own + token, found_squares, mask=known)  # [splits, column tiles, tokens]
         tl.debug_barrier()  # all threads' parts are written before the program says so
         tile = row_tile * tl.num_programs(0) + column_tile
         arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
@@ -152,6 +180,12 @@ def _tiles(
             for part in tl.static_range(SPLITS):
                 sums += tl.load(parts + part * size + target, mask=mask, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
+            if residual is not None:
+                found_squares = tl.zeros([M], tl.float32)
+                for part in tl.static_range(SPLITS):
+                    theirs = (part * tl.num_programs(0) + column_tile) * tokens
+                    found_squares += tl.load(squares_of + theirs + token, mask=known, other=0.0, cache_modifier=".cg")
+                sums *= row_factor(found_squares, in_features, eps, shrink)[:, None]
             found = _scaled(sums, x_scale, scale, bias, token, column, known, there)
             tl.store(y + target, found.to(y.dtype.element_ty), mask=mask)
     else:
@@ -187,22 +221,26 @@ def tiles(
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
     activation: str | None = None,
+    norm: AddNorm | None = None,
 ) -> Tensor:
     """y [tokens, out] of x [tokens, in] and weight [out, in], in `dtype` (x's unless said).
 
     x_scale: float32 [tokens], of FP8 activations. scale: float32 [out], of an FP8 weight, which is multiplied in x's
     type. activation: the weight is gate over up, and y [tokens, out / 2] = activation(gate) * up; sums are not split.
+    norm: of x and its residual is what is multiplied, and their sum is written.
     """
     tokens, in_features = x.shape
     out_features = weight.shape[0] // (2 if activation else 1)
     assert activation is None or config.splits == 1, "a split sum has no end to activate at"
     y = torch.empty((tokens, out_features), dtype=dtype or x.dtype, device=x.device)
     grid = (triton.cdiv(out_features, config.n), triton.cdiv(tokens, config.m), config.splits)
-    parts = counters = None
+    parts = counters = squares = None
     if config.splits > 1:
         parts = torch.empty((config.splits, tokens, out_features), dtype=torch.float32, device=x.device)
         counters = _counters(x.device)
         assert grid[0] * grid[1] <= MOST_COUNTERS, "split sums are for few tokens"
+        if norm is not None:
+            squares = torch.empty((config.splits, grid[0], tokens), dtype=torch.float32, device=x.device)
     _tiles[grid](
         x,
         weight,
@@ -212,10 +250,15 @@ def tiles(
         y,
         parts,
         counters,
+        *((None,) * 3 if norm is None else (norm.residual, norm.gain.scaled, norm.total)),
+        squares,
         tokens,
         out_features,
         in_features,
         x.stride(0),
+        0 if norm is None else norm.residual.stride(0),
+        0.0 if norm is None else norm.eps,
+        1.0 if norm is None else norm.gain.shrink,
         M=config.m,
         N=config.n,
         K=config.k,
