@@ -31,7 +31,8 @@ def main() -> int:
     parser.add_argument("serve_flags", nargs="*", help="further flags of `tenon serve`, behind --")
     arguments = parser.parse_args()
     port = free_port()
-    command = [tenon(), "serve", arguments.model, "--host", HOST, "--port", str(port), *arguments.serve_flags]
+    command = [tenon(), "serve", arguments.model, "--host", HOST, "--port", str(port), "--disable-access-log"]
+    command += arguments.serve_flags
     print(f"$ tenon {' '.join(command[1:])}", flush=True)
     server = subprocess.Popen(command)
     try:
