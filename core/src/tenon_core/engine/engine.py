@@ -206,8 +206,9 @@ class Engine:
 
     def _count(self, schedule: Schedule) -> None:
         """A step for the operator's view, and how long those that start with it have waited."""
-        self._num_scheduled_tokens += schedule.num_tokens
-        self._steps_by_size[bisect_left(TOKENS_OF_A_STEP, schedule.num_tokens)] += 1
+        num_tokens = schedule.num_tokens
+        self._num_scheduled_tokens += num_tokens
+        self._steps_by_size[bisect_left(TOKENS_OF_A_STEP, num_tokens)] += 1
         for sequence in schedule.started:
             if sequence.queued_seconds is None:
                 sequence.queued_seconds = time.monotonic() - sequence.arrived

@@ -73,7 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._num_header_bytes = 0
         self._cancel()
-        if self.transport.is_closing() or self._is_over:
+        if self._is_deaf:
             return
         super().on_headers_complete()
         assert self.cycle is not None
@@ -81,12 +81,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()  # a client that goes away is noticed by reading alone
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle is not None and not self.transport.is_closing() and not self._is_over:
+        if self.cycle is not None and not self._is_deaf:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_headers = True  # of the next request
-        if self.cycle is not None and not self.transport.is_closing() and not self._is_over:
+        if self.cycle is not None and not self._is_deaf:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -104,13 +104,18 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_headers and not self.transport.is_closing():
             self._refuse(HttpError(408, f"the headers did not arrive within {self.header_seconds:g} s"))
 
+    @property
+    def _is_deaf(self) -> bool:
+        """Whether what arrives no longer counts."""
+        return self._is_over or bool(self.transport.is_closing())
+
     def _unanswered(self) -> list[RequestResponseCycle]:
         self._owed = [cycle for cycle in self._owed if not cycle.response_complete]
         return self._owed
 
     def _refuse(self, error: HttpError) -> None:
         """Answer and close; once a response has begun there is nothing left to say."""
-        if self.transport.is_closing() or self._is_over:
+        if self._is_deaf:
             return
         self._cancel()
         whole = self._unanswered()

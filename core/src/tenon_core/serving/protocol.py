@@ -152,10 +152,9 @@ class SamplingFields(Fields):
     @property
     def names(self) -> dict[str, str]:
         """The engine's names -> those of the fields that were sent, for errors (`field_names.names_of`)."""
-        found = {"beam_width": "n"}
-        if self.structured_outputs is None:  # it was made of another field
-            found["structured_outputs"] = "tool_choice" if self.response_format is None else "response_format"
-        return found
+        if self.structured_outputs is not None:
+            return {}
+        return {"structured_outputs": "tool_choice" if self.response_format is None else "response_format"}
 
     def sampling(self, **given: Any) -> SamplingParams:
         """The engine's parameters. given: fields that a protocol names otherwise. Raises `RequestError`."""
