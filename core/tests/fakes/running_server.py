@@ -17,6 +17,7 @@ import httpx
 
 FOLDER = Path(__file__).parent
 KEY = "correct-horse-battery"
+REFUSAL_SECONDS = 1.0  # 0.1 s is what a refusal may take; ten times the slack
 
 
 def free_port() -> int:

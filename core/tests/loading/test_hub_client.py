@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tenon_core.loading.sources import MAX_REDIRECTS
+
 pytestmark = pytest.mark.e2e
 TOKEN = "hf_canary_of_the_operator"
 COMMIT, BYTES = "a" * 40, bytes(64)
@@ -72,6 +74,8 @@ class Hosts:
             siblings = [{"rfilename": one["path"]} for one in FILES]
             told = {"id": "org/name", "_id": "1", "sha": COMMIT, "siblings": siblings}
             return 200, {"content-type": "application/json"}, json.dumps(told).encode()
+        if path.startswith("/api/"):
+            return 404, {}, b""
         if path.endswith("config.json"):
             return 200, {"x-repo-commit": COMMIT, "etag": f'"{"1" * 40}"'}, b"{}"
         linked = {"x-repo-commit": COMMIT, "x-linked-etag": f'"{DIGEST}"', "x-linked-size": "64"}
@@ -138,6 +142,8 @@ def test_a_storage_that_is_hostile(hosts: Hosts, tmp_path: Path, storage: str) -
     hosts.storage = storage
     folder, wrong = download(hosts, tmp_path)
     assert not folder and "could not be had from the hub" in wrong
-    assert len(hosts.asked) < 100, "a chain of redirects has an end"
+    if storage == "sends on":
+        sent = sum(host == "storage" for host, _, _ in hosts.asked)
+        assert sent == 1 + MAX_REDIRECTS <= 3, "a chain of redirects has an end"
     check_tokens(hosts)
     assert not [path for path in tmp_path.rglob("model.safetensors") if path.stat().st_size]

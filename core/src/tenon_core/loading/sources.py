@@ -27,6 +27,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+))?(?:/(.+))?")
 _MODEL_SUFFIXES = (".gguf", ".safetensors")
 MAX_MEMBER_BYTES = 64 * 2**30
+MAX_REDIRECTS = 2  # of a request to the hub or a file's storage; with the hub's own to the storage, three in all
 
 
 def resolve_model(
@@ -77,8 +78,9 @@ def _is_offline(asked: bool | None) -> bool:
 def _from_hub(repository: str, file: str, revision: str | None, cache_dir: str | None, offline: bool) -> Path:
     if file and (not file.endswith(".gguf") or not _is_plain(file)):
         raise ConfigError(f"{repository}:{file} names no .gguf file of a repository")
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import get_session, hf_hub_download, snapshot_download
 
+    get_session().max_redirects = MAX_REDIRECTS
     try:
         if file:
             return Path(
