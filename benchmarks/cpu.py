@@ -4,9 +4,9 @@
     python benchmarks/cpu.py MODEL.gguf --kernels torch,native --hf "" --cases many
 
 Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 (or `--concurrent`) requests of 128 tokens in
-and 128 out at once, prompt time included. Tenon computes in float32; its KV cache is float32 too, unless `--kv` says
-float16, as llama.cpp's is. Peak memory is the process's: it says something where one engine runs. With `--decode N`
-below 127 only N tokens are decoded and the rest is extrapolated, for every engine alike. Absolute figures of a shared
+and 128 out at once, prompt time included. Tenon computes and caches in float32 unless `--dtype` and `--kv` say else:
+bfloat16 is what it chooses itself on a machine with products of it; llama.cpp's cache is float16. Peak memory is the
+process's: it says something where one engine runs. With `--decode N` below 127 only N tokens are decoded and the rest is extrapolated, for every engine alike. Absolute figures of a shared
 machine mean little: read the ratios. On a machine that others keep busy, `--threads 1 --clock cpu` counts the CPU time
 that each engine takes: with one thread nobody waits for anybody.
 """
@@ -43,16 +43,25 @@ class Tenon:
     """The engine in this process. `gguf`, `weights` and `kernels` are the platform's options."""
 
     def __init__(
-        self, path: Path, *, threads: int, gguf: str, weights: str, kernels: str, kv: DType, concurrent: int
+        self,
+        path: Path,
+        *,
+        threads: int,
+        gguf: str,
+        weights: str,
+        kernels: str,
+        dtype: DType,
+        kv: DType,
+        concurrent: int,
     ) -> None:
-        self.name = f"tenon gguf={gguf} weights={weights} kernels={kernels} kv={kv.value}"
+        self.name = f"tenon gguf={gguf} weights={weights} kernels={kernels} dtype={dtype.value} kv={kv.value}"
         config = EngineConfig.from_flat(
             model=str(path), max_num_seqs=concurrent, max_model_len=1024, num_blocks=concurrent * 16 + 1
         )
         options = {"threads": threads, "gguf": gguf, "weights": weights, "kernels": kernels}
         sockets = Sockets.open(CPUPlatform(options))
         opened = open_model(config)
-        self.assembled = load(config, sockets, opened, dtype=DType.FLOAT32, kv_dtype=kv)
+        self.assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv)
         self._next = 0
 
     def generate(self, prompts: Prompts, count: int) -> Prompts:
@@ -170,7 +179,8 @@ def main() -> None:
     parser.add_argument("--hf", default="float32,bfloat16", help="Transformers' dtypes, comma-separated; empty: none")
     parser.add_argument("--tenon", default="auto:auto", help="gguf:weights options, comma-separated pairs")
     parser.add_argument("--kernels", default="auto", help="cpu.kernels of every pair, comma-separated")
-    parser.add_argument("--kv", default="float32", help="type of Tenon's KV cache")
+    parser.add_argument("--dtype", default="float32", help="type that Tenon computes in")
+    parser.add_argument("--kv", default="", help="type of Tenon's KV cache; empty: as it computes")
     parser.add_argument("--concurrent", type=int, default=CONCURRENT, help="requests at once in the case `many`")
     parser.add_argument("--llamacpp", action="store_true", help="llama.cpp too (cpu_llamacpp.py says how)")
     parser.add_argument("--cases", default="prefill,one,many", help="which cases, comma-separated")
@@ -187,7 +197,8 @@ def main() -> None:
             gguf=gguf,
             weights=kept,
             kernels=kernels,
-            kv=DType(args.kv),
+            dtype=DType(args.dtype),
+            kv=DType(args.kv or args.dtype),
             concurrent=args.concurrent,
         )
         for kernels in args.kernels.split(",")

@@ -64,8 +64,10 @@ def entries(
     joined = {"max_parts": "i32", "parts_mixed": "*fp32", "parts_log": "*fp32"}
     assert configs.few is not None
     strands = replace(configs.few, tile=128, warps=4, stages=2, fetches=3, strands=4)
-    for label, decode in (("decode", configs.decode), ("few", configs.few), ("strands", strands)):
-        if decode is strands and name not in STRANDS:
+    for label, decode in (
+        ("decode", configs.decode), ("few", configs.few), ("whole", configs.whole), ("strands", strands)
+    ):  # fmt: skip
+        if decode is None or (decode is strands and name not in STRANDS):
             continue
         arguments = {
             **common, **joined, "arrivals": i32, "TILE": decode.tile, "BLOCK_ROWS": max(MIN_ROWS, next_power(group)),

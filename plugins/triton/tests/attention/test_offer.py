@@ -74,7 +74,7 @@ def test_configurations_fit(dim: int, shared: int, size: int) -> None:
     facts = DeviceFacts(compute_units=100, shared_bytes=shared)
     for group in (1, 2, 5, 8, 64):
         found = attention_configs(dim, group, size, size, facts)
-        for config in (found.decode, found.short, found.long, found.few):
+        for config in (found.short, found.long, *found.decodes):
             held = config.stages * config.tile * next_power(dim) * 2 * size
             assert held <= shared or config.stages == 1
             assert config.tile >= 16
@@ -93,9 +93,16 @@ def test_parts_follow_the_number_of_programs() -> None:
 def test_few_rows_are_decoded_in_shorter_parts() -> None:
     facts = DeviceFacts(compute_units=132, shared_bytes=227 * 1024)
     found = attention_configs(128, 4, 2, 2, facts)
-    few, many = found.decode_for(16, 8, facts), found.decode_for(17, 8, facts)
+    few, whole, many = (found.decode_for(rows, 8, facts) for rows in (8, 16, 17))
     assert few is found.few
+    assert whole is found.whole
     assert many is found.decode
     assert few.min_tokens < many.min_tokens
     assert few.fetches
+    assert max_parts(9, 8, whole, facts) == 1
+    assert replace(found, whole=None).decode_for(16, 8, facts) is found.few
     assert replace(found, few=None).decode_for(1, 8, facts) is found.decode
+
+
+def test_a_whole_row_wants_room_for_what_is_on_its_way() -> None:
+    assert attention_configs(128, 4, 2, 2, DeviceFacts(compute_units=100, shared_bytes=99 * 1024)).whole is None

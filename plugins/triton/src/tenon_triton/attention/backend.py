@@ -136,8 +136,7 @@ class TritonAttention(AttentionBackend):
 
     def _make_workspace(self) -> Workspace:
         """For any key: parts are only added while rows x kv heads x parts is below the wanted number of programs."""
-        configs = [config for config in (self.configs.decode, self.configs.few) if config is not None]
-        programs = max(config.programs_per_unit for config in configs) * self.facts.compute_units
+        programs = max(config.programs_per_unit for config in self.configs.decodes) * self.facts.compute_units
         heads = programs * self.group
         return Workspace(
             mixed=self.device.zeros((heads * self.spec.head_dim,), torch.float32),

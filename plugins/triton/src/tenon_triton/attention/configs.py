@@ -14,6 +14,7 @@ MIN_ROWS = 16  # of a product's left side, and elements of its sums
 MAX_PARTS = 128
 JOIN_ELEMENTS = 4096  # values that a program joins at a time
 CACHE_LINE = 128  # bytes
+WHOLE_STAGES = 4  # with fewer tiles on their way a single program is no match for memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +52,27 @@ class AttentionConfigs:
     """What a backend launches: decodes, few tokens a row, many tokens a row.
 
     few: decodes whose rows and KV heads alone are not a program for each compute unit: a step waits for one row, not
-    for memory. None: as others.
+    for memory. None: as others. whole: those of them that are one for more than half of the units: a program attends to
+    a row's whole context, with more of it on its way, and nothing is joined. None: as `few`.
     """
 
     decode: DecodeConfig
     short: TileConfig
     long: TileConfig
     few: DecodeConfig | None = None
+    whole: DecodeConfig | None = None
 
     def decode_for(self, rows: int, kv_heads: int, facts: DeviceFacts) -> DecodeConfig:
         """How so many rows are decoded."""
-        return self.few if self.few is not None and rows * kv_heads <= facts.compute_units else self.decode
+        programs = rows * kv_heads
+        if self.few is None or programs > facts.compute_units:
+            return self.decode
+        return self.few if self.whole is None or 2 * programs <= facts.compute_units else self.whole
+
+    @property
+    def decodes(self) -> tuple[DecodeConfig, ...]:
+        """Every way in which a row may be decoded."""
+        return tuple(config for config in (self.decode, self.few, self.whole) if config is not None)
 
 
 def next_power(value: int) -> int:
@@ -94,12 +105,16 @@ def attention_configs(
     decode = DecodeConfig(tile=32, warps=2 if padded <= 128 else 4, stages=2)
     few_tile = 64 if padded <= 128 and query_bytes <= 2 else 32
     few = DecodeConfig(tile=few_tile, warps=decode.warps, stages=2, min_tokens=64, fetches=1)
+    # 16 rows of 8 KV heads on an H200: 2 to 3 % of a layer, lost again at contexts of 4,096
+    whole = DecodeConfig(tile=few_tile, warps=4, stages=6, programs_per_unit=1, min_tokens=64, fetches=5)
+    whole = replace(whole, stages=_stages(whole.stages, whole.tile * token_bytes, 0, facts))
     query_room = {config: config.block_rows * padded * query_bytes for config in (short, long)}
     return AttentionConfigs(
         decode=replace(decode, stages=_stages(decode.stages, decode.tile * token_bytes, 0, facts)),
         short=replace(short, stages=_stages(short.stages, short.tile * token_bytes, query_room[short], facts)),
         long=replace(long, stages=_stages(long.stages, long.tile * token_bytes, query_room[long], facts)),
         few=replace(few, stages=_stages(few.stages, few.tile * token_bytes, 0, facts)),
+        whole=whole if whole.stages >= WHOLE_STAGES else None,
     )
 
 
