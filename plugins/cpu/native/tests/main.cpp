@@ -162,7 +162,7 @@ void products_are_right(int32_t type, int64_t tokens, bool fine, bool bf16) {
                     for (int64_t i = c; i < c + 32; ++i) most = std::fmax(most, std::fabs(x[static_cast<size_t>(t * columns + i)]));
                 }
                 exact += w * v;
-                allowed += std::fabs(w) * (info.quantized ? most / (fine ? 32384 : 127) * 0.5001 : 0);
+                allowed += std::fabs(w) * (info.quantized ? most / (fine ? 32639 : 127) * 0.5001 : 0);
                 allowed += (std::fabs(w * v) + std::fabs(most) * 0.05) * 4e-6;
             }
             const double error = std::fabs(exact - static_cast<double>(y[static_cast<size_t>(t * rows + r)]));

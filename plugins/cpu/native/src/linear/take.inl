@@ -37,8 +37,9 @@ TENON_INLINE void round_block(const float* x, float inverse, int8_t* codes) {
 #endif
 }
 
-static void quantize(const float* x, int64_t columns, int8_t* codes, float* scales, float* sums, int32_t* halves) {
-    for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, codes += BLOCK) {
+// Block b's scale and sum are written at b * step.
+static void quantize(const float* x, int64_t columns, int64_t step, int8_t* codes, float* scales, float* sums, int32_t* halves) {
+    for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, codes += BLOCK, scales += step, sums += step, halves += 2) {
         vf most = vzero(), faults = vzero();
         for (int i = 0; i < BLOCK; i += W) {
             const vf v = vload(x + i);
@@ -47,12 +48,12 @@ static void quantize(const float* x, int64_t columns, int8_t* codes, float* scal
         }
         const float top = vtop(most), fault = vsum(faults);
         const bool is_zero = !(top > 0.0f);
-        scales[b] = fault == 0.0f ? (is_zero ? 0.0f : top / 127.0f) : fault;
+        *scales = fault == 0.0f ? (is_zero ? 0.0f : top / 127.0f) : fault;
         if (fault != 0.0f || is_zero) {
             std::memset(codes, 0, BLOCK);
             if (fault != 0.0f) codes[0] = codes[16] = 1;  // so that even a sum without minimum is not-a-number
-            halves[2 * b] = halves[2 * b + 1] = codes[0];
-            sums[b] = scales[b];  // zero, or not-a-number
+            halves[0] = halves[1] = codes[0];
+            *sums = *scales;  // zero, or not-a-number
             continue;
         }
         if (top > 1e-30f) {
@@ -65,8 +66,8 @@ static void quantize(const float* x, int64_t columns, int8_t* codes, float* scal
         for (int h = 0; h < 2; ++h) {
             int32_t sum = 0;
             for (int i = 0; i < 16; ++i) sum += codes[16 * h + i];
-            halves[2 * b + h] = sum;
+            halves[h] = sum;
         }
-        sums[b] = scales[b] * static_cast<float>(halves[2 * b] + halves[2 * b + 1]);
+        *sums = *scales * static_cast<float>(halves[0] + halves[1]);
     }
 }
