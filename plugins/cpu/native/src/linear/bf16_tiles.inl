@@ -17,10 +17,12 @@ TENON_INLINE void configure_many(int count, int last, int token_bytes) {
 
 // Columns [0, columns), 32 a product (or all of them, where they are fewer), of N times sixteen tokens. A product waits for
 // the one before it in the same sum: of four sums, none waits long. The fourth tokens take the tile of the first.
+// Sixteen tokens wait for the weights' memory: these ask for what is read next.
 template <int N>
 TENON_INLINE void add_bf16(const uint16_t* x, int64_t width, const uint8_t* group, int64_t columns) {
     const int64_t stride = width * 2, sixteen = 16 * width;
     for (int64_t c = 0; c < columns; c += 32) {
+        if constexpr (N == 1) ask_for(group + 32 * c, DENSE_AHEAD, 1024);
         _tile_loadd(7, group + 32 * c, 64);
         _tile_loadd(4, x + c, stride);
         _tile_dpbf16ps(0, 4, 7);
@@ -107,6 +109,8 @@ TENON_INLINE void configure_pair(int first, int second, int token_bytes) {
 struct Pair {
     const uint8_t* groups[2];
     float* out[2];  // [tokens, 16] each
+    int64_t bytes;  // of a group
+    int64_t skip;   // from its end to the one that is read after it: none, or another group
 };
 
 // Columns [from, to) of T times sixteen tokens, from token t on; 32 a product, or all of them where they are fewer.
@@ -130,6 +134,11 @@ TENON_INLINE void add_pair(const Pair& pair, const uint16_t* x, int64_t width, i
     }
     const uint16_t* tokens = x + t * width;
     for (int64_t c = from; c < to; c += 32) {
+        if (t == 0) {  // later tokens find the groups near
+            const int64_t ahead = DENSE_AHEAD + (32 * c + DENSE_AHEAD < pair.bytes ? 0 : pair.skip);
+            ask_for(pair.groups[0] + 32 * c, ahead, 1024);
+            ask_for(pair.groups[1] + 32 * c, ahead, 1024);
+        }
         _tile_loadd(6, pair.groups[0] + 32 * c, 64);
         _tile_loadd(4, tokens + c, width * 2);
         _tile_dpbf16ps(0, 4, 6);
@@ -164,7 +173,8 @@ static void add_pair_part(const Pair& pair, const Activations& x, int64_t tokens
 
 static void multiply_pair(const uint8_t* first, const uint8_t* second, const Activations& x, int64_t tokens, float* out,
                           float* second_out) {
-    const Pair pair = {{first, second}, {out, second_out}};
+    const int64_t bytes = 32 * x.columns;
+    const Pair pair = {{first, second}, {out, second_out}, bytes, second - first == bytes ? bytes : 0};
     const int64_t steps = x.columns / 32, parts = (steps * 32 + PART_COLUMNS - 1) / PART_COLUMNS;
     for (int64_t i = 0; i < parts; ++i) add_pair_part(pair, x, tokens, steps * i / parts * 32, steps * (i + 1) / parts * 32);
     if (x.columns % 32 != 0) add_pair_part(pair, x, tokens, steps * 32, x.columns);
