@@ -11,6 +11,7 @@
 #define TENON_LEVEL_NUMBER 0
 #include "level.h"
 #include "linear/kernels.h"
+#include "step/params.h"
 #include "tenon_cpu.h"
 
 namespace tenon {
@@ -101,6 +102,7 @@ static void _tile_dpbf16ps(int sums, int a, int b) {
 #include "linear/fine.inl"
 #include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
+#include "attention/score_tiles.inl"
 
 static uint32_t state = 1;
 static uint16_t random_bf16() {  // 0.5 to 1, of either sign
@@ -134,6 +136,27 @@ static bool is_right(int64_t columns, int64_t tokens, bool pair) {
                 std::fprintf(stderr, "emulated tiles: %ld columns, %ld tokens, pair %d: wrong at [%ld, %ld] of group %d\n", static_cast<long>(columns), static_cast<long>(tokens), pair, static_cast<long>(t), static_cast<long>(r), g);
                 return false;
             }
+    return true;
+}
+
+// Queries [rows, dim] and a tile of keys, [dim / 2, 16, 2], one of which nobody has written.
+static bool are_scores_right(int rows, int dim) {
+    std::vector<uint16_t> query(static_cast<size_t>(rows * dim)), keys(static_cast<size_t>(TILE * dim));
+    std::vector<float> scores(static_cast<size_t>(rows * KEY_BLOCK), 7.0f);
+    for (auto& value : query) value = random_bf16();
+    for (auto& value : keys) value = random_bf16();
+    for (int d = 0; d < dim; ++d) keys[static_cast<size_t>(d / 2 * 32 + 2 * 5 + d % 2)] = 0x7fc0;
+    configure_scores(rows);
+    score_tiles(query.data(), rows, dim, keys.data(), scores.data());
+    for (int r = 0; r < rows; ++r)
+        for (int t = 0; t < KEY_BLOCK; ++t) {
+            double exact = t < TILE ? 0 : 7;
+            for (int d = 0; t < TILE && d < dim; ++d) exact += static_cast<double>(bf16_at(query.data(), r * dim + d)) * bf16_at(keys.data(), d / 2 * 32 + 2 * t + d % 2);
+            const float found = scores[static_cast<size_t>(r * KEY_BLOCK + t)];
+            if (t == 5 ? found != found : std::fabs(exact - static_cast<double>(found)) <= 1e-5 * dim) continue;
+            std::fprintf(stderr, "emulated tiles: %d queries, %d dims: score [%d, %d] is %g\n", rows, dim, r, t, static_cast<double>(found));
+            return false;
+        }
     return true;
 }
 
@@ -214,6 +237,8 @@ bool emulated_tiles_are_right() {
     for (const int64_t columns : {2, 30, 32, 64, 334, 704})
         for (const int64_t tokens : {1, 4, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 79, 80, 112, 125, 128})
             for (const bool pair : {false, true}) right = right && is_right(columns, tokens, pair);
+    for (const int rows : {1, 3, 15, 16, 17, 32, 63, 64, 71})
+        for (const int dim : {16, 32, 48, 64, 128}) right = right && are_scores_right(rows, dim);
     for (const int64_t tokens : {1, 8, 16, 23, 32, 45}) right = right && have_same_bits(tokens);
     return right && faults == 0;
 }

@@ -13,6 +13,11 @@ namespace {
 
 #include "step/vec.h"
 
+#if TENON_LEVEL_NUMBER == 4
+#include "tile_config.inl"
+
+#include "attention/score_tiles.inl"
+#endif
 #include "attention/attention.inl"
 #include "attention/kv_cache.inl"
 

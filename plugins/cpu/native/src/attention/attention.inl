@@ -77,6 +77,40 @@ static void score_rows(const float* query, int rows, int dim, const KV* keys, fl
     }
 }
 
+// How a unit's queries are taken, row by row, and scored with a tile of keys.
+template <class T, class KV>
+struct Scores {
+    static void take(const T* query, int dim, float scale, float* rows, int r) {
+        const Vec by = vset(scale);
+        for (int d = 0; d < dim; d += W) vstore(rows + r * dim + d, vload(query + d) * by);
+    }
+    static void begin(int) {}
+    static void of(const float* query, int rows, int dim, float, const KV* keys, float* scores) {
+        score_rows<KV>(query, rows, dim, keys, scores);
+    }
+    static void end() {}
+};
+
+#if TENON_LEVEL_NUMBER == 4
+template <>
+struct Scores<BF16, BF16> {  // by AMX: queries stay as they are, scores are scaled
+    static void take(const BF16* query, int dim, float, float* rows, int r) {
+        __builtin_memcpy(reinterpret_cast<BF16*>(rows) + r * dim, query, sizeof(BF16) * dim);
+    }
+    static void begin(int rows) {
+        stores_are_done();
+        configure_scores(rows);
+    }
+    static void of(const float* query, int rows, int dim, float scale, const BF16* keys, float* scores) {
+        const Vec by = vset(scale);
+        score_tiles(reinterpret_cast<const uint16_t*>(query), rows, dim, &keys->bits, scores);
+        for (int r = 0; r < rows; ++r, scores += KEY_BLOCK)
+            for (int i = 0; i < TILE; i += W) vstore(scores + i, vload(scores + i) * by);
+    }
+    static void end() { _tile_release(); }
+};
+#endif
+
 // sums [R, C vectors from d] += weights [R, count] * values [count, dim]
 template <class KV, int R, int C>
 static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums) {
@@ -202,22 +236,20 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
     const int group = p.heads / p.kv_heads, dim = p.dim, rows = unit.num_queries * group;
     const int first_position = unit.row->length - unit.row->num_queries + unit.first_query;
     const bool asks = unit.row->splits_keys != 0;
-    const Vec scale = vset(p.scale);
     for (int r = 0; r < rows; ++r) {
         const int64_t token = unit.row->query_start + unit.first_query + r / group;
         const T* query = static_cast<const T*>(p.query) + (token * p.heads + unit.kv_head * group + r % group) * dim;
-        for (int d = 0; d < dim; d += W) {
-            vstore(memory.query + r * dim + d, vload(query + d) * scale);
-            vstore(memory.sums + r * dim + d, vzero());
-        }
+        Scores<T, KV>::take(query, dim, p.scale, memory.query, r);
+        for (int d = 0; d < dim; d += W) vstore(memory.sums + r * dim + d, vzero());
         memory.top[r] = NEGATIVE_INFINITY;
         memory.total[r] = 0;
     }
+    Scores<T, KV>::begin(rows);
     for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
         const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + TILE - 1) / TILE * TILE;
         for (int t = 0; t < width; t += TILE) {
             if (asks) ask_for(tile_at<KV>(p, unit, key + t, true), dim);
-            score_rows<KV>(memory.query, rows, dim, tile_at<KV>(p, unit, key + t, false), memory.scores + t);
+            Scores<T, KV>::of(memory.query, rows, dim, p.scale, tile_at<KV>(p, unit, key + t, false), memory.scores + t);
         }
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
@@ -233,6 +265,7 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
             mix_rows<KV>(memory.scores + t, rows, tile_at<KV>(p, unit, key + t, true), least(TILE, count - t), dim, memory.sums);
         }
     }
+    Scores<T, KV>::end();
 }
 
 // sums / total to the output's row, with a sink in the total.

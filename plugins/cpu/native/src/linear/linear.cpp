@@ -14,7 +14,7 @@ namespace TENON_LEVEL {
 #include "linear/take.inl"
 #include "linear/fine.inl"
 #if TENON_LEVEL_NUMBER == 4
-#include "linear/tile_config.inl"
+#include "tile_config.inl"
 #include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
 #include "linear/tiles_from.inl"

@@ -1,4 +1,4 @@
-// AMX's tiles: their sizes. Included inside namespace tenon::amx; tests/tiles.cpp has its own, of emulated tiles.
+// AMX's tiles: their sizes. Included inside namespace tenon::amx by linears and attention; tests/tiles.cpp has its own, of emulated tiles.
 //
 // GCC 12's _tile_loadconfig declares 8 of the 64 bytes as its input, so the rest may be optimized away; its _tile_loadd
 // declares no memory at all, so stores before it may be moved behind it: hence the asm.
@@ -9,10 +9,10 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-TENON_INLINE void load_config(const TileConfig& config) {
+static inline void load_config(const TileConfig& config) {
     asm volatile("ldtilecfg %0" ::"m"(*reinterpret_cast<const unsigned char(*)[64]>(&config)));
 }
 
-TENON_INLINE void stores_are_done() {
+static inline void stores_are_done() {
     asm volatile("" ::: "memory");
 }
