@@ -2,6 +2,7 @@
 // weight type and instruction set of this machine.
 //
 //     tenon_cpu_bench [--threads N] [--isa NAME|all] [--types Q4_1,BF16] [--tokens 1,16,128] [--fine] [--shape smollm2|1b]
+//     tenon_cpu_bench --attention [--threads N] [--isa NAME|all]
 //
 // A line: milliseconds of all linears of one step (median of rounds, least; CPU time of all threads), the weights' GB/s, and 10^9 products and sums a second.
 #include <algorithm>
@@ -15,6 +16,8 @@
 
 #include "linear/packed.h"
 #include "tenon_cpu.h"
+
+void time_attention(int threads, const char* isa);  // attention.cpp
 
 namespace {
 
@@ -141,18 +144,19 @@ void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>
 
 int main(int count, char** words) {
     int threads = 2;
-    bool fine = false;
+    bool fine = false, attention = false;
     std::string isa = "auto", types = "Q4_1,Q8_0,Q4_K,BF16", tokens = "1,16,128", shape = "smollm2";
     for (int i = 1; i < count; ++i) {
         const std::string word = words[i];
         if (word == "--fine") fine = true;
+        else if (word == "--attention") attention = true;
         else if (i + 1 == count) fail("an option without its value");
         else if (word == "--threads") threads = std::atoi(words[++i]);
         else if (word == "--isa") isa = words[++i];
         else if (word == "--types") types = words[++i];
         else if (word == "--tokens") tokens = words[++i];
         else if (word == "--shape") shape = words[++i];
-        else fail("options: --threads --isa --types --tokens --fine --shape");
+        else fail("options: --threads --isa --types --tokens --fine --shape --attention");
     }
     if (tenon_cpu_threads_set(threads, nullptr, 200)) fail("no threads");
     std::vector<int64_t> counts;
@@ -162,6 +166,10 @@ int main(int count, char** words) {
         if (isa == "auto" ? !is_best : isa != "all" && isa != ISAS[level]) continue;
         if (isa == "all" && level == 0 && !is_best) continue;  // the portable level takes minutes
         tenon_cpu_isa_set(level);
+        if (attention) {
+            time_attention(threads, ISAS[level]);
+            continue;
+        }
         for (const auto& one : SHAPES)
             for (const auto& name : split(types))
                 for (const auto& type : TYPES)
