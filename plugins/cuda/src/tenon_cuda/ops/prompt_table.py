@@ -1,7 +1,7 @@
 """Which prompts go through a library, by GPU, heads and the step's shape: data, measured once for a device.
 
 What no rule names stays with our kernels: nothing is tuned at run time, and a library that is installed but was not
-measured faster is not used. `benchmarks/triton_attention.py --only libraries` prints what to write here.
+measured faster is not used. `benchmarks/attention_libraries.py` prints what to write here.
 """
 
 from __future__ import annotations
