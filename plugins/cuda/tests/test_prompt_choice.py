@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ pytest.importorskip("triton")
 from attention_cases import make_batch, make_case, spec_of
 
 from tenon_cuda.capabilities import Arch
-from tenon_cuda.ops import installed, prompt_table
+from tenon_cuda.ops import installed
 from tenon_cuda.ops.prompt_choice import ChosenPrompts, PromptLibraries
 from tenon_cuda.ops.prompt_table import FLASH_ATTENTION, FLASHINFER, RULES, PromptShape, Rule
 from tenon_cuda.ops.triton_offers import register
 from tenon_cuda.ops.warpgroups import WarpgroupPrompts
-from tenon_cuda.options import CUDAOptions
+from tenon_cuda.options import LIBRARIES, CUDAOptions
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
@@ -40,7 +41,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in found:
-            raise installed.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return found[name]
 
     monkeypatch.setattr(installed, "version", version)
@@ -172,7 +173,7 @@ def test_rows_go_where_their_shape_was_measured() -> None:
 def test_the_table_is_sound() -> None:
     """Every rule names a library, and its bounds hold something."""
     for rule in RULES:
-        assert rule.library in prompt_table.LIBRARIES
+        assert rule.library in LIBRARIES
         assert all(low <= high for low, high in (rule.group, rule.row_tokens, rule.context))
     assert not LONG.holds(PromptShape(rows=2, tokens=512, context=10))
     assert LONG.holds(PromptShape(rows=1, tokens=257, context=4096))

@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from importlib.metadata import PackageNotFoundError
+
 import torch
 from attention_cases import SMALL, attend, make_batch, make_case, spec_of, truth
 from torch import Tensor
@@ -260,7 +262,8 @@ def test_flashinfer_asks_for_exact_lengths_and_its_space() -> None:
         plain = TritonAttention(spec, Device(), FACTS, configs=SMALL)
         assert not plain.needs_exact_host_lengths
         assert backend.workspace_bytes - plain.workspace_bytes == prompts.workspace_bytes
-        backend.allocate(3, 16, 1)
+        case = make_case(spec, [(1, 9)], 16)
+        backend.plan(make_batch(case, case.tables, static=True))  # any plan: a decode is the first that is captured
         made = BatchPrefillWithPagedKVCacheWrapper.made
         assert made == [{"backend": kernels, "bytes": prompts.workspace_bytes}] * flashinfer.TURNS
         made.clear()
@@ -282,12 +285,11 @@ def test_a_plan_waits_for_the_copy_of_the_one_whose_memory_it_takes(monkeypatch:
     monkeypatch.setattr(Device, "event", lambda self: Event(next(events)))
     spec = half()
     backend = backend_of(spec, flashinfer_prompts(spec))
-    backend.allocate(2, 16, 1)  # plans once in every turn
     case = make_case(spec, PROMPTS, 16)
-    attend(case, backend, torch.float16)  # its caches are allocated anew, and warm already
-    attend(case, backend, torch.float16)
-    attend(case, backend, torch.float16)
-    assert waited == [0, 1, 2]
+    batch = make_batch(case, case.tables)
+    for _ in range(3):
+        backend.plan(batch)
+    assert waited == [0, 1, 2]  # 0 and 1 are of warming, which plans once in every turn
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_what_is_not_installed_or_too_new_is_refused(monkeypatch: pytest.MonkeyP
 
     def version(name: str) -> str:
         if name not in versions:
-            raise installed.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return versions[name]
 
     monkeypatch.setattr(installed, "version", version)
@@ -335,9 +337,10 @@ def test_a_library_that_does_not_load_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     spec = half()
+    case = make_case(spec, PROMPTS, 16)
     for prompts in (flashinfer_prompts(spec), FlashAttentionPrompts(spec=spec, edition=EDITIONS[0])):
         with pytest.raises(PluginError, match=r"(?s)does not load.*cuda\.attention=triton"):
-            backend_of(spec, prompts).allocate(2, 16, 1)
+            backend_of(spec, prompts).plan(make_batch(case, case.tables))
 
 
 def test_the_stand_ins_have_the_libraries_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,12 @@ class Rows:
     longest_context: int
 
 
+def _scores(spec: AttentionSpec, unbounded: int | None) -> dict[str, Any]:
+    """What all call alike; a window is the tokens seen before and behind one's own."""
+    window = (spec.sliding_window - 1, 0) if spec.sliding_window else (unbounded, unbounded)
+    return {"softmax_scale": spec.scale, "causal": spec.causal, "window_size": window, "softcap": spec.soft_cap}
+
+
 def _second(function: Any, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, spec: AttentionSpec) -> Tensor:
     result: Tensor = function(
         query,
@@ -54,10 +60,7 @@ def _second(function: Any, query: Tensor, keys: Tensor, values: Tensor, rows: Ro
         pad(rows.lengths.cumsum(0, dtype=torch.int32), (1, 0)),
         rows.longest,
         rows.longest_context,
-        softmax_scale=spec.scale,
-        causal=spec.causal,
-        window_size=(spec.sliding_window - 1, 0) if spec.sliding_window else (-1, -1),
-        softcap=spec.soft_cap,
+        **_scores(spec, -1),
         block_table=rows.table,
     )
     return result
@@ -72,10 +75,7 @@ def _third(function: Any, query: Tensor, keys: Tensor, values: Tensor, rows: Row
         page_table=rows.table,
         cu_seqlens_q=rows.starts,
         max_seqlen_q=rows.longest,
-        softmax_scale=spec.scale,
-        causal=spec.causal,
-        window_size=(spec.sliding_window - 1, 0) if spec.sliding_window else (-1, -1),
-        softcap=spec.soft_cap,
+        **_scores(spec, -1),
     )
     return result
 
@@ -89,10 +89,7 @@ def _fourth(function: Any, query: Tensor, keys: Tensor, values: Tensor, rows: Ro
         max_seqlen_q=rows.longest,
         seqused_k=rows.lengths,
         page_table=rows.table,
-        softmax_scale=spec.scale,
-        causal=spec.causal,
-        window_size=(spec.sliding_window - 1, 0) if spec.sliding_window else (None, None),
-        softcap=spec.soft_cap,
+        **_scores(spec, None),
     )
     output: Tensor = result[0] if isinstance(result, tuple) else result  # beside it the softmax's logarithms
     return output
@@ -189,8 +186,6 @@ class FlashAttentionPrompts:
 
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
         """Import it. Raises `PluginError` where that fails."""
-        if self.function is not None:
-            return
         library = self.edition.library
         try:
             self.function = getattr(importlib.import_module(library.module), self.edition.function)
@@ -204,7 +199,6 @@ class FlashAttentionPrompts:
         rows = PromptRows.of(batch, first_row)
         if rows is None:
             return None
-        self.warm(spec, batch.block_size)
         width = -(-int(rows.seq_lens.max()) // batch.block_size)  # of an upper bound, where that is what the host has
         told = Rows(
             starts=batch.query_starts[first_row : rows.end_row + 1] - rows.first_token,

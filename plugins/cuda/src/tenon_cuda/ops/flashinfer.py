@@ -84,9 +84,13 @@ class FlashInferPrompts:
     device: Device
     arch: Arch
     compute_units: int
+    _space: Tensor = field(init=False)  # used by one launch after the other
     _wrappers: list[Any] = field(default_factory=list, init=False)
     _copies: list[Event | None] = field(default_factory=list, init=False)
     _turn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._space = self.device.zeros((self.workspace_bytes,), torch.uint8)
 
     @property
     def needs_exact_host_lengths(self) -> bool:
@@ -101,13 +105,10 @@ class FlashInferPrompts:
 
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
         """Import it, and compile or load its kernels. Raises `PluginError` where that fails."""
-        if self._wrappers:
-            return
         try:
             library = importlib.import_module(LIBRARY.module)
-            space = self.device.zeros((self.workspace_bytes,), torch.uint8)  # used by one launch after the other
             self._wrappers = [
-                library.BatchPrefillWithPagedKVCacheWrapper(space, kv_layout="HND", backend=_kernels(self.arch))
+                library.BatchPrefillWithPagedKVCacheWrapper(self._space, kv_layout="HND", backend=_kernels(self.arch))
                 for _ in range(TURNS)
             ]
             self._copies = [None] * TURNS
@@ -126,7 +127,6 @@ class FlashInferPrompts:
         rows = PromptRows.of(batch, first_row)
         if rows is None:
             return None
-        self.warm(spec, batch.block_size)
         blocks = -(-rows.seq_lens // batch.block_size)
         wrapper = self._planned(rows.query_lens, rows.seq_lens, _block_numbers(batch, rows, blocks), batch.block_size)
         return FlashInferPlan(wrapper=wrapper, rows=rows)

@@ -85,12 +85,11 @@ class TritonAttention(AttentionBackend):
             spec.head_dim, self.group, spec.kv_dtype.num_bytes, to_torch(spec.dtype).itemsize, facts
         )
         self._workspace = self._make_workspace()
+        self._is_warm = False
 
     # the cache
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
-        if self.long_prompts is not None and self.long_prompts.takes(self.spec, block_size):
-            self.long_prompts.warm(self.spec, block_size)
         return kv_cache.allocate(self.device, self.layout, num_blocks, block_size, num_layers)
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -109,6 +108,10 @@ class TritonAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> TritonPlan:
         key, host = batch.key, batch.host
+        if not self._is_warm:  # at the first plan of any kind, which is made before the engine is ready
+            self._is_warm = True
+            if self.long_prompts is not None and self.long_prompts.takes(self.spec, batch.block_size):
+                self.long_prompts.warm(self.spec, batch.block_size)
         if key.is_decode:
             decodes = key.rows  # padding rows are decodes of the null block
         else:  # a captured step with prefills must not depend on how many of its rows are decodes

@@ -28,7 +28,7 @@ class PromptsPlan(Protocol):
 class LongPrompts(Protocol):
     """Serves what it takes; the rest goes through `prefill`.
 
-    needs_exact_host_lengths: as `AttentionBackend`'s. workspace_bytes: held beside the cache once warm.
+    needs_exact_host_lengths: as `AttentionBackend`'s. workspace_bytes: held beside the cache.
     """
 
     @property
@@ -41,7 +41,7 @@ class LongPrompts(Protocol):
         """Whether it computes this with blocks of so many tokens."""
 
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
-        """Build or load what serving would otherwise wait for. Called where it takes this, once or more."""
+        """Build or load what serving would otherwise wait for. Called where it takes this, before the first plan."""
 
     def plan(self, batch: AttentionBatch, first_row: int, spec: AttentionSpec) -> PromptsPlan | None:
         """Of all rows from `first_row` on, or None: the plain kernel computes this step.
