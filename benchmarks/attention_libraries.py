@@ -89,7 +89,7 @@ def libraries(bench: Bench, kernels: list[str]) -> Iterator[tuple[str, LongPromp
             prompts = FlashInferPrompts(spec=bench.spec, device=ours.device(), arch=kind, compute_units=units)
             yield f"flashinfer {name}", prompts
     for edition in EDITIONS:
-        is_for_us = arch.major in edition.majors and bench.page % edition.page == 0
+        is_for_us = arch.major in edition.majors and edition.takes(bench.page)
         if is_for_us and edition.library.missing() is None:
             yield edition.library.distribution, FlashAttentionPrompts(spec=bench.spec, edition=edition)
 
@@ -117,7 +117,7 @@ def decode_ways(bench: Bench) -> Iterator[Way]:
     if flashinfer.refused(bench.spec, arch) is None:
         yield flashinfer_decode(bench)
     edition = flash_attention.edition_for(arch)
-    if not isinstance(edition, No) and bench.page % edition.page == 0:
+    if not isinstance(edition, No) and edition.takes(bench.page):
         yield flash_attention_decode(bench, edition)
 
 

@@ -228,6 +228,8 @@ def test_the_second_edition_has_large_blocks(fields: str) -> None:
     spec = half(**FIELDS[fields])
     prompts = FlashAttentionPrompts(spec=spec, edition=EDITIONS[2])
     assert not prompts.takes(spec, 64)
+    for edition in EDITIONS[:2]:  # these read whole tiles of long blocks, what was never written too
+        assert edition.takes(64) and edition.takes(16) and not edition.takes(128)
     check(spec, prompts, 256)
 
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from ..capabilities import Arch
 
-HEAD_DIMS = (64, 96, 128, 256)
+HEAD_DIMS = (64, 96, 128)
+# Blocks as long as a tile of keys are fetched whole, and what nobody has written behind a row's end may be NaN: so is
+# 0 * NaN. Tiles hold 128 tokens and more for these heads; shorter blocks are read to the row's end only.
+SHORT_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +100,18 @@ def _fourth(function: Any, query: Tensor, keys: Tensor, values: Tensor, rows: Ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edition:
-    """One of its packages. majors: of the compute capabilities it serves; page: blocks are multiples of so many."""
+    """One of its packages. majors: of the compute capabilities it serves. Blocks: multiples of `page` up to `most`."""
 
     library: Library
     function: str
     call: Callable[..., Tensor]
     majors: tuple[int, ...]
     page: int = 1
+    most: int = SHORT_BLOCK
+
+    def takes(self, block_size: int) -> bool:
+        """Whether it reads blocks of so many tokens."""
+        return block_size % self.page == 0 and block_size <= self.most
 
 
 EDITIONS = (  # the first that is installed for the GPU
@@ -125,6 +133,7 @@ EDITIONS = (  # the first that is installed for the GPU
         call=_second,
         majors=(8, 9, 12),
         page=256,
+        most=1 << 16,
     ),
 )
 
@@ -182,7 +191,7 @@ class FlashAttentionPrompts:
         return 0
 
     def takes(self, spec: AttentionSpec, block_size: int) -> bool:
-        return spec == self.spec and block_size % self.edition.page == 0
+        return spec == self.spec and self.edition.takes(block_size)
 
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
         """Import it. Raises `PluginError` where that fails."""
