@@ -6,9 +6,10 @@
 Cases: prefill of 512 tokens; decode of one stream after 128 tokens; 16 (or `--concurrent`) requests of 128 tokens in
 and 128 out at once, prompt time included. Tenon computes and caches in float32 unless `--dtype` and `--kv` say else:
 bfloat16 is what it chooses itself on a machine with products of it; llama.cpp's cache is float16. Peak memory is the
-process's: it says something where one engine runs. With `--decode N` below 127 only N tokens are decoded and the rest is extrapolated, for every engine alike. Absolute figures of a shared
-machine mean little: read the ratios. On a machine that others keep busy, `--threads 1 --clock cpu` counts the CPU time
-that each engine takes: with one thread nobody waits for anybody.
+process's: it says something where one engine runs. With `--decode N` below 127 only N tokens are decoded and the rest
+is extrapolated, for every engine alike. Absolute figures of a shared machine mean little: read the ratios. On a machine
+that others keep busy, `--threads 1 --clock cpu` counts the CPU time that each engine takes: with one thread nobody
+waits for anybody.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Transformers:
 
 def prompts_of(rng: np.random.Generator, count: int, length: int) -> Prompts:
     """Random prompts that no earlier run had, so that no prefix cache helps."""
-    return [rng.integers(5, 40000, length).tolist() for _ in range(count)]
+    return [rng.integers(5, 30_000, length).tolist() for _ in range(count)]
 
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
