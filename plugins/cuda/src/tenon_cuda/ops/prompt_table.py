@@ -58,7 +58,7 @@ class Rule:
         return _within(shape.tokens // shape.rows, self.row_tokens) and _within(shape.context, self.context)
 
 
-# Measured on an H200, FlashInfer 0.6.13: faster than ours for 16 prompts of 128 only, by less than its plan costs the host.
+# Measured on an H200, FlashInfer 0.6.13: faster than ours for 16 prompts of 128 only, by less than its plan costs.
 RULES: tuple[Rule, ...] = ()
 
 
