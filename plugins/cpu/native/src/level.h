@@ -96,6 +96,14 @@ TENON_INLINE vf vload_bf16(const uint16_t* p) {
     const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
 }
+TENON_INLINE void vstore_bf16(uint16_t* p, vf a) {
+    const __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16);
+    const __m512i half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(high, _mm512_set1_epi32(1)));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+    const __m512i kept = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    const __m512i words = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), kept);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
+}
 TENON_INLINE vf vload_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -133,6 +141,16 @@ TENON_INLINE vf vload_bf16(const uint16_t* p) {
     const __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
 }
+TENON_INLINE void vstore_bf16(uint16_t* p, vf a) {
+    const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
+    const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    const __m256i kept = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i words = _mm256_blendv_epi8(rounded, kept, nan);
+    const __m128i low = _mm256_castsi256_si128(words), later = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, later));
+}
 TENON_INLINE vf vload_f16(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -158,6 +176,7 @@ TENON_INLINE float vtop(vf a) { return a; }
 TENON_INLINE vf vexp2i(vf n) { return std::ldexp(1.0f, static_cast<int>(n)); }
 TENON_INLINE vf vload_bf16(const uint16_t* p) { return bf16_to_f32(*p); }
 TENON_INLINE vf vload_f16(const uint16_t* p) { return f16_to_f32(*p); }
+TENON_INLINE void vstore_bf16(uint16_t* p, vf a) { *p = f32_to_bf16(a); }
 
 #endif
 

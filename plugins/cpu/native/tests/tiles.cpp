@@ -1,5 +1,5 @@
-// AMX's bfloat16 products over emulated tiles, so that they are checked where no CPU has them: sizes of tiles that do not
-// fit each other, and sums against float64.
+// AMX's products over emulated tiles and portable vectors, so that they are checked where no CPU has them: sizes of tiles that
+// do not fit each other, bfloat16 sums against float64, quantized ones against the bits of the portable kernels.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -7,13 +7,15 @@
 #include <cstring>
 #include <vector>
 
-namespace {
+#define TENON_LEVEL emulated
+#define TENON_LEVEL_NUMBER 0
+#include "level.h"
+#include "linear/kernels.h"
+#include "tenon_cpu.h"
 
-constexpr int GROUP = 16;
-struct Activations {
-    const uint16_t* bf16;
-    int64_t columns;
-};
+namespace tenon {
+namespace emulated {
+
 struct TileConfig {
     uint16_t column_bytes[16] = {};
     uint8_t rows[16] = {};
@@ -22,37 +24,40 @@ struct Tile {
     uint8_t bytes[16][64];
 };
 
-TileConfig config;
-Tile tiles[8];
-int faults = 0;
+static TileConfig config;
+static Tile tiles[8];
+static int faults = 0;
 
-void fault(const char* what, int tile) {
+static void fault(const char* what, int tile) {
     if (++faults < 10) std::fprintf(stderr, "emulated tile %d: %s\n", tile, what);
 }
 
-void load_config(const TileConfig& wanted) {
+static void load_config(const TileConfig& wanted) {
     config = wanted;
     for (int i = 0; i < 8; ++i) {
-        if (config.rows[i] < 1 || config.rows[i] > 16 || config.column_bytes[i] < 4 || config.column_bytes[i] > 64) fault("no such size", i);
+        const bool is_unused = config.rows[i] == 0 && config.column_bytes[i] == 0;
+        if (!is_unused && (config.rows[i] < 1 || config.rows[i] > 16 || config.column_bytes[i] < 4 || config.column_bytes[i] > 64)) fault("no such size", i);
         tiles[i] = {};
     }
 }
 
-void _tile_zero(int tile) { tiles[tile] = {}; }
-void _tile_release() {}
+static void _tile_zero(int tile) { tiles[tile] = {}; }
+static void _tile_release() {}
+static void stores_are_done() {}
 
-void _tile_loadd(int tile, const void* from, int64_t stride) {
+static void _tile_loadd(int tile, const void* from, int64_t stride) {
+    if (config.rows[tile] == 0) fault("not configured", tile);
     tiles[tile] = {};
     for (int r = 0; r < config.rows[tile]; ++r)
         std::memcpy(tiles[tile].bytes[r], static_cast<const char*>(from) + r * stride, config.column_bytes[tile]);
 }
 
-void _tile_stored(int tile, void* to, int64_t stride) {
+static void _tile_stored(int tile, void* to, int64_t stride) {
     for (int r = 0; r < config.rows[tile]; ++r)
         std::memcpy(static_cast<char*>(to) + r * stride, tiles[tile].bytes[r], config.column_bytes[tile]);
 }
 
-float bf16_at(const void* p, int64_t index) {
+static float bf16_at(const void* p, int64_t index) {
     uint16_t half;
     std::memcpy(&half, static_cast<const char*>(p) + 2 * index, 2);
     const uint32_t bits = static_cast<uint32_t>(half) << 16;
@@ -61,8 +66,24 @@ float bf16_at(const void* p, int64_t index) {
     return value;
 }
 
-void _tile_dpbf16ps(int sums, int a, int b) {
+static void check_sizes(int sums, int a, int b) {
     if (config.rows[sums] != config.rows[a] || config.column_bytes[sums] != config.column_bytes[b] || config.column_bytes[a] != 4 * config.rows[b]) fault("sizes differ", sums);
+}
+
+static void _tile_dpbssd(int sums, int a, int b) {
+    check_sizes(sums, a, b);
+    for (int r = 0; r < config.rows[a]; ++r)
+        for (int n = 0; n < config.column_bytes[b] / 4; ++n) {
+            int32_t sum;
+            std::memcpy(&sum, tiles[sums].bytes[r] + 4 * n, 4);
+            for (int k = 0; k < config.column_bytes[a]; ++k)
+                sum += static_cast<int8_t>(tiles[a].bytes[r][k]) * static_cast<int8_t>(tiles[b].bytes[k / 4][4 * n + k % 4]);
+            std::memcpy(tiles[sums].bytes[r] + 4 * n, &sum, 4);
+        }
+}
+
+static void _tile_dpbf16ps(int sums, int a, int b) {
+    check_sizes(sums, a, b);
     for (int r = 0; r < config.rows[a]; ++r)
         for (int k = 0; k < config.rows[b]; ++k)
             for (int n = 0; n < config.column_bytes[b] / 4; ++n) {
@@ -73,37 +94,126 @@ void _tile_dpbf16ps(int sums, int a, int b) {
             }
 }
 
-#define TENON_INLINE static inline
+#include "linear/bytes.inl"
+#include "linear/blocks.inl"
+#include "linear/pairs.inl"
+#include "linear/take.inl"
+#include "linear/fine.inl"
+#include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
 
-uint32_t state = 1;
-uint16_t random_bf16() {  // 0.5 to 1, of either sign
+static uint32_t state = 1;
+static uint16_t random_bf16() {  // 0.5 to 1, of either sign
     state = state * 1664525u + 1013904223u;
     return static_cast<uint16_t>(state >> 16 & 0x807f) | 0x3f00;
 }
 
-bool is_right(int64_t columns, int64_t tokens) {
-    std::vector<uint16_t> x(static_cast<size_t>(tokens * columns)), weights(static_cast<size_t>(columns * GROUP));
-    std::vector<float> out(static_cast<size_t>(tokens * GROUP));
+// One group where `pair` is not so, else two.
+static bool is_right(int64_t columns, int64_t tokens, bool pair) {
+    std::vector<uint16_t> x(static_cast<size_t>(tokens * columns)), weights[2];
+    std::vector<float> out[2];
     for (auto& value : x) value = random_bf16();
-    for (auto& value : weights) value = random_bf16();
-    multiply_bf16_tiles(reinterpret_cast<const uint8_t*>(weights.data()), {x.data(), columns}, tokens, out.data());
+    for (int g = 0; g < 2; ++g) {
+        weights[g].resize(static_cast<size_t>(columns * GROUP));
+        out[g].resize(static_cast<size_t>(tokens * GROUP));
+        for (auto& value : weights[g]) value = random_bf16();
+    }
+    Activations all{};
+    all.bf16 = x.data();
+    all.columns = columns;
+    const auto* first = reinterpret_cast<const uint8_t*>(weights[0].data());
+    const auto* second = reinterpret_cast<const uint8_t*>(weights[1].data());
+    if (pair) multiply_pair(first, second, all, tokens, out[0].data(), out[1].data());
+    else multiply_bf16_tiles(first, all, tokens, out[0].data());
+    for (int g = 0; g < (pair ? 2 : 1); ++g)
+        for (int64_t t = 0; t < tokens; ++t)
+            for (int64_t r = 0; r < GROUP; ++r) {
+                double exact = 0;
+                for (int64_t c = 0; c < columns; ++c) exact += static_cast<double>(bf16_at(x.data(), t * columns + c)) * bf16_at(weights[g].data(), 32 * (c / 2) + 2 * r + c % 2);
+                if (std::fabs(exact - static_cast<double>(out[g][static_cast<size_t>(t * GROUP + r)])) <= 1e-5 * static_cast<double>(columns)) continue;
+                std::fprintf(stderr, "emulated tiles: %ld columns, %ld tokens, pair %d: wrong at [%ld, %ld] of group %d\n", static_cast<long>(columns), static_cast<long>(tokens), pair, static_cast<long>(t), static_cast<long>(r), g);
+                return false;
+            }
+    return true;
+}
+
+// A packed group of a quantized type, random codes; every sum stays finite.
+static std::vector<uint8_t> random_group(int32_t type, int64_t columns) {
+    const TypeInfo info = type_info(type);
+    std::vector<uint8_t> stored(static_cast<size_t>(GROUP * stored_row_bytes(info, columns)));
+    std::vector<uint8_t> packed(static_cast<size_t>(packed_group_bytes(type, info, columns)));
+    for (auto& byte : stored) byte = static_cast<uint8_t>(random_bf16() >> 8 ^ random_bf16());
+    for (size_t at = 0; at < stored.size(); at += static_cast<size_t>(info.stored_bytes))
+        for (const int i : {1, 3, 209}) {  // the high bytes of scales and minimums, where a type has them
+            if (i == 209 ? type == 14 : type != 14 && (i == 1 || (type != 2 && type != 6 && type != 8))) {
+                auto& byte = stored[at + static_cast<size_t>(i)];
+                byte = static_cast<uint8_t>((byte & 0x83) | 0x18);
+            }
+        }
+    if (tenon_cpu_pack(type, GROUP, columns, stored.data(), static_cast<int64_t>(stored.size()), packed.data(), static_cast<int64_t>(packed.size()))) packed.clear();
+    return packed;
+}
+
+template <WeightType TYPE>
+static bool has_same_bits(int64_t tokens) {
+    const auto type = static_cast<int32_t>(TYPE);
+    const int64_t columns = type_info(type).columns == 32 ? 160 : 512, blocks = columns / BLOCK, padded = (tokens + 15) / 16 * 16;
+    const std::vector<uint8_t> group = random_group(type, columns);
+    if (group.empty()) return false;
+    std::vector<float> x(static_cast<size_t>(tokens * columns));
+    for (auto& value : x) value = bf16_to_f32(random_bf16()) * static_cast<float>(random_bf16() & 0xff);
+    x[static_cast<size_t>(x.size() / 2)] = __builtin_inff();
+    std::vector<int8_t> codes(x.size()), high(x.size()), low(x.size());
+    std::vector<int16_t> words(x.size());
+    std::vector<int32_t> halves(static_cast<size_t>(tokens * blocks * 2));
+    std::vector<float> scales[2], sums[2], out[4];
+    for (int i = 0; i < 2; ++i) scales[i].resize(static_cast<size_t>(padded * blocks)), sums[i].resize(scales[i].size());
+    for (auto& one : out) one.resize(static_cast<size_t>(tokens * GROUP));
+    std::vector<uint8_t> scratch(static_cast<size_t>(columns * GROUP));
     for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t r = 0; r < GROUP; ++r) {
-            double exact = 0;
-            for (int64_t c = 0; c < columns; ++c) exact += static_cast<double>(bf16_at(x.data(), t * columns + c)) * bf16_at(weights.data(), 32 * (c / 2) + 2 * r + c % 2);
-            if (std::fabs(exact - static_cast<double>(out[static_cast<size_t>(t * GROUP + r)])) <= 1e-5 * static_cast<double>(columns)) continue;
-            std::fprintf(stderr, "emulated tiles: %ld columns, %ld tokens: wrong at [%ld, %ld]\n", static_cast<long>(columns), static_cast<long>(tokens), static_cast<long>(t), static_cast<long>(r));
+        for (int tiled = 0; tiled < 2; ++tiled) {
+            const int64_t at = tiled ? t / 16 * 16 * blocks + t % 16 : t * blocks;
+            quantize(x.data() + t * columns, columns, tiled ? 16 : 1, codes.data() + t * columns, scales[tiled].data() + at, sums[tiled].data() + at, halves.data() + 2 * t * blocks);
+        }
+    for (int tiled = 0; tiled < 2; ++tiled) {
+        const Activations all = {x.data(), codes.data(), scales[tiled].data(), sums[tiled].data(), halves.data(), nullptr, columns, tiled == 1};
+        if (tiled) multiply_tiles<TYPE>(group.data(), all, tokens, out[1].data(), scratch.data());
+        else multiply_blocks<TYPE>(group.data(), all, tokens, out[0].data());
+    }
+    float *units = scales[0].data(), *weights = sums[0].data();
+    for (int64_t t = 0; t < tokens; ++t) {
+        const FineTaken one = {words.data() + t * BLOCK, units + t, weights + t, halves.data() + 2 * t, high.data() + t * BLOCK, low.data() + t * BLOCK};
+        take_fine(x.data() + t * columns, 0, columns, tokens, one);
+    }
+    const Fine fine = {words.data(), units, weights, halves.data(), high.data(), low.data(), columns, tokens};
+    const int64_t first = tokens > 20 ? 3 : 0;
+    multiply_fine_blocks<TYPE>(group.data(), fine, first, tokens - first, out[2].data());
+    multiply_fine_tiles<TYPE>(group.data(), fine, first, tokens - first, out[3].data(), scratch.data());
+    for (int fine_too = 0; fine_too < 4; fine_too += 2)
+        for (size_t i = 0; i < out[0].size(); ++i) {
+            const float one = out[fine_too][i], other = out[fine_too + 1][i];
+            if (one == other || (one != one && other != other)) continue;
+            std::fprintf(stderr, "emulated tiles: type %d, %ld tokens, fine %d: %g became %g at %zu\n", type, static_cast<long>(tokens), fine_too, static_cast<double>(one), static_cast<double>(other), i);
             return false;
         }
     return true;
 }
 
-}  // namespace
+static bool have_same_bits(int64_t tokens) {
+    return has_same_bits<WeightType::q4_0>(tokens) && has_same_bits<WeightType::q4_1>(tokens) && has_same_bits<WeightType::q5_0>(tokens) &&
+           has_same_bits<WeightType::q5_1>(tokens) && has_same_bits<WeightType::q8_0>(tokens) && has_same_bits<WeightType::q4_k>(tokens) &&
+           has_same_bits<WeightType::q5_k>(tokens) && has_same_bits<WeightType::q6_k>(tokens);
+}
+
+}  // namespace emulated
+}  // namespace tenon
 
 bool emulated_tiles_are_right() {
+    using namespace tenon::emulated;
     bool right = true;
-    for (const int64_t columns : {2, 30, 32, 64, 334})
-        for (const int64_t tokens : {4, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 79, 80, 112, 125, 128}) right = right && is_right(columns, tokens);
+    for (const int64_t columns : {2, 30, 32, 64, 334, 704})
+        for (const int64_t tokens : {1, 4, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 79, 80, 112, 125, 128})
+            for (const bool pair : {false, true}) right = right && is_right(columns, tokens, pair);
+    for (const int64_t tokens : {1, 8, 16, 23, 32, 45}) right = right && have_same_bits(tokens);
     return right && faults == 0;
 }

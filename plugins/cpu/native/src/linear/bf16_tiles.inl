@@ -17,10 +17,12 @@ TENON_INLINE void configure_many(int count, int last, int token_bytes) {
 
 // Columns [0, columns), 32 a product (or all of them, where they are fewer), of N times sixteen tokens. A product waits for
 // the one before it in the same sum: of four sums, none waits long. The fourth tokens take the tile of the first.
+// Sixteen tokens wait for the weights' memory: these ask for what is read next.
 template <int N>
 TENON_INLINE void add_bf16(const uint16_t* x, int64_t width, const uint8_t* group, int64_t columns) {
     const int64_t stride = width * 2, sixteen = 16 * width;
     for (int64_t c = 0; c < columns; c += 32) {
+        if constexpr (N == 1) ask_for(group + 32 * c, DENSE_AHEAD, 1024);
         _tile_loadd(7, group + 32 * c, 64);
         _tile_loadd(4, x + c, stride);
         _tile_dpbf16ps(0, 4, 7);
@@ -84,5 +86,97 @@ static void multiply_bf16_tiles(const uint8_t* group, const Activations& x, int6
         else multiply_bf16_tokens<1>(group, values, width, last, sums);
         t += taken;
     }
+    _tile_release();
+}
+
+// Two groups of weights, 32 tokens at a time: each load of tokens or of weights serves two of four sums, where a single
+// group's tokens serve one. Columns go in parts whose weights stay in the first cache for all tokens; sums wait in out.
+
+constexpr int64_t PART_COLUMNS = 320;  // at most: 20 KiB of two groups
+
+// Tiles 0, 1: sums of sixteen tokens with either group, 2, 3: of the next sixteen, 4, 5: tokens, 6, 7: groups.
+TENON_INLINE void configure_pair(int first, int second, int token_bytes) {
+    TileConfig config;
+    for (int i = 0; i < 6; ++i) {
+        config.rows[i] = static_cast<uint8_t>(i < 2 || i == 4 ? first : second);
+        config.column_bytes[i] = static_cast<uint16_t>(i < 4 ? 64 : token_bytes);
+    }
+    config.rows[6] = config.rows[7] = static_cast<uint8_t>(token_bytes / 4);
+    config.column_bytes[6] = config.column_bytes[7] = 64;
+    load_config(config);
+}
+
+struct Pair {
+    const uint8_t* groups[2];
+    float* out[2];  // [tokens, 16] each
+    int64_t bytes;  // of a group
+    int64_t skip;   // from its end to the one that is read after it: none, or another group
+};
+
+// Columns [from, to) of T times sixteen tokens, from token t on; 32 a product, or all of them where they are fewer.
+template <int T>
+TENON_INLINE void add_pair(const Pair& pair, const uint16_t* x, int64_t width, int64_t t, int64_t from, int64_t to) {
+    float *first = pair.out[0] + t * GROUP, *second = pair.out[1] + t * GROUP;
+    if (from == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+        if constexpr (T > 1) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+    } else {
+        _tile_loadd(0, first, 64);
+        _tile_loadd(1, second, 64);
+        if constexpr (T > 1) {
+            _tile_loadd(2, first + 16 * GROUP, 64);
+            _tile_loadd(3, second + 16 * GROUP, 64);
+        }
+    }
+    const uint16_t* tokens = x + t * width;
+    for (int64_t c = from; c < to; c += 32) {
+        if (t == 0) {  // later tokens find the groups near
+            const int64_t ahead = DENSE_AHEAD + (32 * c + DENSE_AHEAD < pair.bytes ? 0 : pair.skip);
+            ask_for(pair.groups[0] + 32 * c, ahead, 1024);
+            ask_for(pair.groups[1] + 32 * c, ahead, 1024);
+        }
+        _tile_loadd(6, pair.groups[0] + 32 * c, 64);
+        _tile_loadd(4, tokens + c, width * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, pair.groups[1] + 32 * c, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (T > 1) {
+            _tile_loadd(5, tokens + 16 * width + c, width * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, first, 64);
+    _tile_stored(1, second, 64);
+    if constexpr (T > 1) {
+        _tile_stored(2, first + 16 * GROUP, 64);
+        _tile_stored(3, second + 16 * GROUP, 64);
+    }
+}
+
+// Columns [from, to) of all tokens.
+static void add_pair_part(const Pair& pair, const Activations& x, int64_t tokens, int64_t from, int64_t to) {
+    const int bytes = static_cast<int>(to - from < 32 ? to - from : 32) * 2;
+    const int64_t whole = tokens / 32 * 32;
+    const int rest = static_cast<int>(tokens - whole);
+    if (whole > 0) configure_pair(16, 16, bytes);
+    for (int64_t t = 0; t < whole; t += 32) add_pair<2>(pair, x.bf16, x.columns, t, from, to);
+    if (rest == 0) return;
+    configure_pair(rest < 16 ? rest : 16, rest > 16 ? rest - 16 : 16, bytes);
+    if (rest > 16) add_pair<2>(pair, x.bf16, x.columns, whole, from, to);
+    else add_pair<1>(pair, x.bf16, x.columns, whole, from, to);
+}
+
+static void multiply_pair(const uint8_t* first, const uint8_t* second, const Activations& x, int64_t tokens, float* out,
+                          float* second_out) {
+    const int64_t bytes = 32 * x.columns;
+    const Pair pair = {{first, second}, {out, second_out}, bytes, second - first == bytes ? bytes : 0};
+    const int64_t steps = x.columns / 32, parts = (steps * 32 + PART_COLUMNS - 1) / PART_COLUMNS;
+    for (int64_t i = 0; i < parts; ++i) add_pair_part(pair, x, tokens, steps * i / parts * 32, steps * (i + 1) / parts * 32);
+    if (x.columns % 32 != 0) add_pair_part(pair, x, tokens, steps * 32, x.columns);
     _tile_release();
 }

@@ -183,6 +183,10 @@ TENON_INLINE void add_block(const uint8_t* block, Rows d, Rows dmin, const int8_
     }
 }
 
+// Float weights are asked for so many bytes before they are read. Groups follow each other in memory, so the end of one
+// asks for the start of the next.
+constexpr int64_t DENSE_AHEAD = 4096;
+
 // Bytes of memory that are needed soon; any address may be asked for.
 TENON_INLINE void ask_for(const uint8_t* at, int64_t ahead, int bytes) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(ahead);

@@ -3,6 +3,7 @@
 //
 // Codes: unsigned bytes (Q8_0: signed, `SIGNED`). Sum: 16 int32. Part: sums that a level keeps narrow within a block:
 // without VNNI, 16-bit pairs, which must be `drain`ed before they overflow: 2 * 127 * (2^bits - 1) * steps < 2^15.
+// cminus, sload, sleft are what tiles need: not there with AVX2.
 
 // GCC turns a chain of integer sums into a tree, whose leaves do not fit the registers: a sum it cannot see through stays
 // where it was written (up to 1.4 times the speed with AVX2, at many tokens).
@@ -24,6 +25,9 @@ template <int N> TENON_INLINE Codes cleft(Codes a) { return _mm512_slli_epi16(a,
 TENON_INLINE Sum szero() { return _mm512_setzero_si512(); }
 TENON_INLINE Sum sadd(Sum a, Sum b) { return _mm512_add_epi32(a, b); }
 TENON_INLINE Sum sminus(Sum a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
+TENON_INLINE Codes cminus(Codes a, int b) { return _mm512_sub_epi8(a, _mm512_set1_epi8(static_cast<char>(b))); }
+TENON_INLINE Sum sload(const int32_t* p) { return _mm512_load_si512(p); }
+template <int N> TENON_INLINE Sum sleft(Sum a) { return _mm512_slli_epi32(a, N); }
 TENON_INLINE Rows rzero() { return {_mm512_setzero_ps()}; }
 TENON_INLINE Rows rhalf(const uint8_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -187,6 +191,9 @@ template <int N> TENON_INLINE Codes cleft(const Codes& a) { TENON_EACH(64, Codes
 TENON_INLINE Sum szero() { TENON_EACH(16, Sum, 0) }
 TENON_INLINE Sum sadd(const Sum& a, const Sum& b) { TENON_EACH(16, Sum, a.v[i] + b.v[i]) }
 TENON_INLINE Sum sminus(const Sum& a, int32_t b) { TENON_EACH(16, Sum, a.v[i] - b) }
+TENON_INLINE Codes cminus(const Codes& a, int b) { TENON_EACH(64, Codes, static_cast<uint8_t>(a.v[i] - b)) }
+TENON_INLINE Sum sload(const int32_t* p) { TENON_EACH(16, Sum, p[i]) }
+template <int N> TENON_INLINE Sum sleft(const Sum& a) { TENON_EACH(16, Sum, a.v[i] * (1 << N)) }
 TENON_INLINE Rows rzero() { TENON_EACH(16, Rows, 0.0f) }
 TENON_INLINE Rows rhalf(const uint8_t* p) {
     uint16_t h[16];

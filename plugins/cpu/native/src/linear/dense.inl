@@ -25,8 +25,8 @@ TENON_INLINE void rpairs(const uint8_t* p, Rows& even, Rows& odd) {
 }
 #endif
 
-// out [M, 16], from token `first` on.
-template <WeightType TYPE, int M>
+// out [M, 16], from token `first` on. ASKS: for what is read next; later tokens find the group near.
+template <WeightType TYPE, int M, bool ASKS>
 static void multiply_dense_tokens(const uint8_t* group, const Activations& x, int64_t first, float* out) {
     const int64_t columns = x.columns;
     const float* values = x.values + first * columns;
@@ -37,6 +37,7 @@ static void multiply_dense_tokens(const uint8_t* group, const Activations& x, in
         Rows even, odd;
         int64_t c = 0;
         for (; c + 2 <= columns; c += 2) {
+            if constexpr (ASKS) ask_for(group + 32 * c, DENSE_AHEAD, 64);
             rpairs(group + 32 * c, even, odd);
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
@@ -51,6 +52,7 @@ static void multiply_dense_tokens(const uint8_t* group, const Activations& x, in
         }
     } else {
         for (int64_t c = 0; c < columns; ++c) {
+            if constexpr (ASKS) ask_for(group + (TYPE == WeightType::f16 ? 32 : 64) * c, DENSE_AHEAD, 64);
             const Rows w = TYPE == WeightType::f16 ? rhalf(group + 32 * c)
                                                    : rload(reinterpret_cast<const float*>(group) + 16 * c);
 #pragma GCC unroll 16
@@ -63,13 +65,20 @@ static void multiply_dense_tokens(const uint8_t* group, const Activations& x, in
 
 constexpr int DENSE_TILE = TENON_LEVEL_NUMBER >= 2 ? 12 : TENON_LEVEL_NUMBER == 1 ? 6 : 1;
 
+// From token t on, M at a time while there are as many; returns the first that is left.
+template <WeightType TYPE, int M>
+static int64_t multiply_dense_by(const uint8_t* group, const Activations& x, int64_t t, int64_t tokens, float* out) {
+    for (; t + M <= tokens; t += M) {
+        if (t == 0) multiply_dense_tokens<TYPE, M, true>(group, x, t, out);
+        else multiply_dense_tokens<TYPE, M, false>(group, x, t, out + t * GROUP);
+    }
+    return t;
+}
+
 template <WeightType TYPE>
 static void multiply_dense(const uint8_t* group, const Activations& x, int64_t tokens, float* out) {
-    int64_t t = 0;
-    for (; t + DENSE_TILE <= tokens; t += DENSE_TILE) multiply_dense_tokens<TYPE, DENSE_TILE>(group, x, t, out + t * GROUP);
-    if constexpr (DENSE_TILE > 4)
-        for (; t + 4 <= tokens; t += 4) multiply_dense_tokens<TYPE, 4>(group, x, t, out + t * GROUP);
-    if constexpr (DENSE_TILE > 2)
-        for (; t + 2 <= tokens; t += 2) multiply_dense_tokens<TYPE, 2>(group, x, t, out + t * GROUP);
-    for (; t < tokens; ++t) multiply_dense_tokens<TYPE, 1>(group, x, t, out + t * GROUP);
+    int64_t t = multiply_dense_by<TYPE, DENSE_TILE>(group, x, 0, tokens, out);
+    if constexpr (DENSE_TILE > 4) t = multiply_dense_by<TYPE, 4>(group, x, t, tokens, out);
+    if constexpr (DENSE_TILE > 2) t = multiply_dense_by<TYPE, 2>(group, x, t, tokens, out);
+    multiply_dense_by<TYPE, 1>(group, x, t, tokens, out);
 }

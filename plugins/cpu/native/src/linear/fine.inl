@@ -1,11 +1,11 @@
 // Quantized weights times int16 activations: a block of 32 columns is unpacked once and multiplied with every token.
 // Included inside namespace tenon::TENON_LEVEL, after blocks.inl and pairs.inl.
 //
-// x = unit q, unit = max|x| / 32384 in blocks of 32 columns; q = 254 high + low, both int8, is what tiles multiply with.
+// x = unit q, unit = max|x| / 32639 in blocks of 32 columns; q = 256 high + low, both int8, is what tiles multiply with.
 // Codes of a block are in the order of `Pairs`: columns 0, 2, 1, 3, 4, 6, 5, 7 and so on. Sums of a block are exact in
-// int32 (132 million at most), then added in order: a token has the same bits in any batch.
+// int32 (134 million at most), then added in order: a token has the same bits in any batch.
 
-constexpr float FINE_CODES = 32384.0f;  // 127 * 254 + 126: of one more, `high` would round to 128
+constexpr float FINE_CODES = 32639.0f;  // 127 * 256 + 127: of one more, `high` would be 128
 
 // codes [32] in the order of Pairs of v * by, total: sums over 16 columns; high, low: [32] in the columns' order, or null.
 TENON_INLINE void round_fine(const float* v, float by, int16_t* codes, int32_t* total, int8_t* high, int8_t* low) {
@@ -17,10 +17,9 @@ TENON_INLINE void round_fine(const float* v, float by, int16_t* codes, int32_t* 
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i), ordered);
         total[i >> 4] = _mm512_reduce_add_epi32(q);
         if (high == nullptr) continue;
-        const __m512i h = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(q), _mm512_set1_ps(1.0f / 254.0f)));
+        const __m512i h = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(h));
-        const __m512i l = _mm512_sub_epi32(q, _mm512_mullo_epi32(h, _mm512_set1_epi32(254)));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(l));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(q));  // its low byte
     }
 #elif TENON_LEVEL_NUMBER == 1
     for (int i = 0; i < BLOCK; i += 16) {
@@ -41,8 +40,10 @@ TENON_INLINE void round_fine(const float* v, float by, int16_t* codes, int32_t* 
         const auto q = static_cast<int16_t>(std::nearbyint(v[i] * by));
         codes[(i & ~3) | (i & 1) << 1 | (i >> 1 & 1)] = q;
         total[i >> 4] += q;
+        if (high == nullptr) continue;
+        high[i] = static_cast<int8_t>((q + 128) >> 8);
+        low[i] = static_cast<int8_t>(q - 256 * high[i]);
     }
-    (void)high, (void)low;
 #endif
 }
 

@@ -13,11 +13,12 @@ namespace tenon {
 struct Activations {
     const float* values;    // [tokens, columns], or null
     const int8_t* codes;    // [tokens, columns], or null
-    const float* scales;    // [tokens, columns / 32]
-    const float* sums;      // [tokens, columns / 32], scale times the sum of codes
+    const float* scales;    // [tokens, columns / 32]; for tiles [tokens / 16, columns / 32, 16]
+    const float* sums;      // as scales: scale times the sum of codes
     const int32_t* halves;  // [tokens, columns / 16]
-    const uint16_t* bf16;   // [tokens, columns], or null; there where x is bfloat16 and columns even
+    const uint16_t* bf16;   // [tokens, columns] for tiles, or null
     int64_t columns;
+    bool tiled;  // whether quantized weights are multiplied by tiles
 };
 
 // Activations of all tokens of a call in int16 codes (fine.inl), block after block, each with all its tokens.
@@ -26,7 +27,7 @@ struct Fine {
     const float* units;     // [columns / 32, tokens]; x = unit q
     const float* sums;      // [columns / 32, tokens], unit times the sum of codes
     const int32_t* totals;  // [columns / 32, tokens, 2], sums of codes over 16 columns
-    const int8_t* high;     // [columns / 32, tokens, 32], or null; code = 254 high + low, columns in their order
+    const int8_t* high;     // [columns / 32, tokens, 32], or null; code = 256 high + low, columns in their order
     const int8_t* low;
     int64_t columns, tokens;
 };
@@ -42,9 +43,10 @@ struct FineTaken {
 };
 
 struct LinearKernels {
-    // One token. x: `columns` values of a tenon_dtype; values is written where not null, codes likewise.
-    void (*take)(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales, float* sums,
-                 int32_t* halves);
+    // One token. x: `columns` values of a tenon_dtype; values is written where not null, codes likewise. step: from a
+    // scale or sum to the next block's.
+    void (*take)(const void* x, int dtype, int64_t columns, int64_t step, float* values, int8_t* codes, float* scales,
+                 float* sums, int32_t* halves);
     // out [tokens, 16] of one packed group. scratch: columns * 16 bytes of this thread's, 64-aligned.
     void (*multiply)(int32_t type, const uint8_t* group, const Activations& x, int64_t tokens, float* out,
                      uint8_t* scratch);
@@ -52,7 +54,11 @@ struct LinearKernels {
     void (*take_fine)(const void* x, int dtype, int64_t columns, int64_t tokens, const FineTaken& to);
     void (*multiply_fine)(int32_t type, const uint8_t* group, const Fine& x, int64_t first, int64_t tokens, float* out,
                           uint8_t* scratch);
-    int64_t tiles_from;  // tokens from which multiply_fine reads `high` and `low`; 0: never
+    // Tokens of a call from which a type's product is made by tiles; the call then says so: x.tiled, x.bf16, fine's high.
+    int64_t (*tiles_from)(int32_t type, bool fine);
+    // Two groups of bfloat16 at once, where x.bf16 is there; null: no such kernel.
+    void (*multiply_pair)(const uint8_t* first, const uint8_t* second, const Activations& x, int64_t tokens, float* out,
+                          float* second_out);
     // y[t, 0..rows) of a tenon_dtype = out[t] + bias; with `up`: silu(out[t] + bias) * (up[t] + up_bias).
     void (*finish)(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
                    int rows, void* y, int dtype, int64_t stride);

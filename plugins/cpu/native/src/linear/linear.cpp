@@ -14,25 +14,33 @@ namespace TENON_LEVEL {
 #include "linear/take.inl"
 #include "linear/fine.inl"
 #if TENON_LEVEL_NUMBER == 4
+#include "linear/tile_config.inl"
 #include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
-constexpr int64_t TILES_FROM = 8;  // tokens from which tiles are the faster
-#else
-constexpr int64_t TILES_FROM = 0;
+#include "linear/tiles_from.inl"
 #endif
 
-static void take(const void* x, int dtype, int64_t columns, float* values, int8_t* codes, float* scales, float* sums,
-                 int32_t* halves) {
+static int64_t tiles_from(int32_t type, bool fine) {
+#if TENON_LEVEL_NUMBER == 4
+    for (const TilesFrom& one : TILES_FROM)
+        if (static_cast<int32_t>(one.type) == type) return fine ? one.fine : one.codes;
+#endif
+    (void)type, (void)fine;
+    return INT64_MAX;
+}
+
+static void take(const void* x, int dtype, int64_t columns, int64_t step, float* values, int8_t* codes, float* scales,
+                 float* sums, int32_t* halves) {
     const float* wide = dtype == 0 ? static_cast<const float*>(x) : values;
     if (values != nullptr) widen(x, dtype, columns, values);
-    if (codes != nullptr) quantize(wide, columns, codes, scales, sums, halves);
+    if (codes != nullptr) quantize(wide, columns, step, codes, scales, sums, halves);
 }
 
 template <WeightType TYPE>
 static void multiply_quantized(const uint8_t* group, const Activations& x, int64_t tokens, float* out,
                                uint8_t* scratch) {
 #if TENON_LEVEL_NUMBER == 4
-    if (tokens >= TILES_FROM) return multiply_tiles<TYPE>(group, x, tokens, out, scratch);
+    if (x.tiled) return multiply_tiles<TYPE>(group, x, tokens, out, scratch);
 #endif
     (void)scratch;
     multiply_blocks<TYPE>(group, x, tokens, out);
@@ -45,7 +53,7 @@ static void multiply(int32_t type, const uint8_t* group, const Activations& x, i
         case WeightType::f16: return multiply_dense<WeightType::f16>(group, x, tokens, out);
         case WeightType::bf16:
 #if TENON_LEVEL_NUMBER == 4
-            if (tokens >= 4 && x.bf16 != nullptr) return multiply_bf16_tiles(group, x, tokens, out);
+            if (x.bf16 != nullptr) return multiply_bf16_tiles(group, x, tokens, out);
 #endif
             return multiply_dense<WeightType::bf16>(group, x, tokens, out);
         case WeightType::q4_0: return multiply_quantized<WeightType::q4_0>(group, x, tokens, out, scratch);
@@ -63,7 +71,7 @@ template <WeightType TYPE>
 static void multiply_fine_of(const uint8_t* group, const Fine& x, int64_t first, int64_t tokens, float* out,
                              uint8_t* scratch) {
 #if TENON_LEVEL_NUMBER == 4
-    if (x.high != nullptr && tokens >= TILES_FROM) return multiply_fine_tiles<TYPE>(group, x, first, tokens, out, scratch);
+    if (x.high != nullptr) return multiply_fine_tiles<TYPE>(group, x, first, tokens, out, scratch);
 #endif
     (void)scratch;
     multiply_fine_blocks<TYPE>(group, x, first, tokens, out);
@@ -129,10 +137,14 @@ static void finish(const float* out, const float* up, const float* bias, const f
         const float* second = up == nullptr ? nullptr : up + t * GROUP;
         if (dtype == 0 && rows == GROUP) {
             end(out + t * GROUP, second, bias, up_bias, static_cast<float*>(y) + t * stride);
-        } else {
-            end(out + t * GROUP, second, bias, up_bias, result);
-            for (int i = 0; i < rows; ++i) put(y, dtype, t * stride + i, result[i]);
+            continue;
         }
+        end(out + t * GROUP, second, bias, up_bias, result);
+        if (dtype == 1 && rows == GROUP) {
+            for (int i = 0; i < GROUP; i += W) vstore_bf16(static_cast<uint16_t*>(y) + t * stride + i, vload(result + i));
+            continue;
+        }
+        for (int i = 0; i < rows; ++i) put(y, dtype, t * stride + i, result[i]);
     }
 }
 
@@ -140,8 +152,12 @@ static void put_row(const float* values, int64_t columns, void* y, int dtype) {
     for (int64_t c = 0; c < columns; ++c) put(y, dtype, c, values[c]);
 }
 
-extern const LinearKernels linear_kernels = {take,   multiply, take_fine, multiply_fine, TILES_FROM,
-                                             finish, expand,   put_row};
+#if TENON_LEVEL_NUMBER != 4
+constexpr decltype(LinearKernels::multiply_pair) multiply_pair = nullptr;
+#endif
+
+extern const LinearKernels linear_kernels = {take,          multiply, take_fine, multiply_fine, tiles_from,
+                                             multiply_pair, finish,   expand,    put_row};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

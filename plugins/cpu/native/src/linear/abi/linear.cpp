@@ -34,6 +34,7 @@ struct Linear {
     int64_t columns = 0, rows = 0;  // rows: columns of y
     bool quantized = false, dense = false;
     bool fine = false;  // activations of quantized parts are int16 codes, not int8
+    std::vector<int32_t> types;  // of parts, each once
     std::vector<Unit> units;
     std::vector<int64_t> cost;  // [units + 1], bytes before a unit
     std::vector<float> bias;    // padded to groups
@@ -51,7 +52,7 @@ struct Room {  // what one call needs of the scratch
     FineTaken fine{};
 };
 
-Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
+Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen, bool tiled) {
     Room r;
     const int64_t all = tokens * linear.columns;
     if (widen) r.values = arena.take<float>(all);
@@ -60,15 +61,15 @@ Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen) {
         r.fine.units = arena.take<float>(all / BLOCK);
         r.fine.sums = arena.take<float>(all / BLOCK);
         r.fine.totals = arena.take<int32_t>(all / 16);
-        const int64_t tiles_from = linear_kernels().tiles_from;
-        if (tiles_from > 0 && tokens >= tiles_from) {
+        if (tiled) {
             r.fine.high = arena.take<int8_t>(all);
             r.fine.low = arena.take<int8_t>(all);
         }
     } else if (linear.quantized) {
         r.codes = arena.take<int8_t>(all);
-        r.scales = arena.take<float>(all / BLOCK);
-        r.sums = arena.take<float>(all / BLOCK);
+        const int64_t scales = (tiled ? (tokens + 15) / 16 * 16 : tokens) * (linear.columns / BLOCK);
+        r.scales = arena.take<float>(scales);
+        r.sums = arena.take<float>(scales);
         r.halves = arena.take<int32_t>(all / 16);
     }
     return r;
@@ -94,7 +95,13 @@ public:
         // A dense part reads float32 rows one after the other; quantizing reads float32.
         widen_ = call.x_type != TENON_F32 || (linear.dense && !contiguous_);
         if (linear.fine && !linear.dense) widen_ = false;  // fine codes are taken from any type
-        alone_ = call.tokens * linear.columns <= ALONE;
+        for (const int32_t type : linear.types)
+            if (type_info(type).quantized) tiled_ = tiled_ && call.tokens >= kernels_.tiles_from(type, linear.fine);
+        const bool bf16 = call.x_type == TENON_BF16 && contiguous_ && linear.columns % 2 == 0;
+        bf16_tiles_ = bf16 && call.tokens >= kernels_.tiles_from(static_cast<int32_t>(WeightType::bf16), false);
+        if (bf16_tiles_ && linear.types.size() == 1 && is_bf16(linear.types[0])) widen_ = false;
+        pairs_ = bf16_tiles_ && kernels_.multiply_pair != nullptr && call.tokens > 16;
+        alone_ = call.tokens * linear.columns <= ALONE || (tiled_ && call.tokens <= 16);
         block_ = std::min(tokens_of_block(linear.columns), call.tokens);
     }
 
@@ -110,9 +117,12 @@ public:
             lay(arena, threads);
             const int64_t blocks = (call_.tokens + block_ - 1) / block_, all = linear_.cost.back() * blocks;
             const int64_t count = blocks * static_cast<int64_t>(linear_.units.size());
-            Work tokens(call_.tokens, threads, std::max<int64_t>(1, call_.tokens / (4 * threads)));
-            Work units(count, threads, std::clamp<int64_t>(count / (16 * threads), 1, 16),
-                       [&](int i) { return i < threads ? first_unit(all * i / threads) : count; });
+            // Tiles have the scales of sixteen tokens in one line of memory, which is one thread's.
+            const int64_t each = tiled_ ? 16 : 1, takes = (call_.tokens + each - 1) / each;
+            Work tokens(takes, threads, std::max<int64_t>(1, takes / (4 * threads)));
+            const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = pairs_ ? 1 : 0;
+            Work units(count, threads, (chunk + odd) & ~odd,
+                       [&](int i) { return i < threads ? first_unit(all * i / threads) & ~odd : count; });
             parallel([&](int thread, int) { work(thread, tokens, units); });
         }
         ::operator delete(own_);
@@ -121,10 +131,10 @@ public:
 
 private:
     void lay(Arena& arena, int threads) {
-        if (!alone_) shared_ = room(arena, linear_, call_.tokens, widen_);
+        if (!alone_) shared_ = room(arena, linear_, call_.tokens, widen_, tiled_);
         for (int i = 0; i < threads; ++i) {
             Own& own = own_[i];
-            if (alone_) own.room = room(arena, linear_, call_.tokens, widen_);
+            if (alone_) own.room = room(arena, linear_, call_.tokens, widen_, tiled_);
             own.out = arena.take<float>(block_ * GROUP);
             own.up = arena.take<float>(block_ * GROUP);
             own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
@@ -138,11 +148,12 @@ private:
     void take(const Room& to, int64_t begin, int64_t end) const {
         const int64_t columns = linear_.columns;
         for (int64_t t = begin; t < end; ++t) {
+            const int64_t lane = tiled_ ? t % 16 : 0, at = (t - lane) * (columns / BLOCK) + lane;
             if (to.values != nullptr || to.codes != nullptr)
-                kernels_.take(x_at(t), call_.x_type, columns, to.values ? to.values + t * columns : nullptr,
-                              to.codes ? to.codes + t * columns : nullptr,
-                              to.codes ? to.scales + t * (columns / BLOCK) : nullptr,
-                              to.codes ? to.sums + t * (columns / BLOCK) : nullptr,
+                kernels_.take(x_at(t), call_.x_type, columns, tiled_ ? 16 : 1,
+                              to.values ? to.values + t * columns : nullptr,
+                              to.codes ? to.codes + t * columns : nullptr, to.codes ? to.scales + at : nullptr,
+                              to.codes ? to.sums + at : nullptr,
                               to.codes ? to.halves + t * (columns / 16) : nullptr);
             if (to.fine.codes == nullptr) continue;
             const FineTaken& all = to.fine;
@@ -166,16 +177,33 @@ private:
         const Own& own = own_[thread];
         Range range;
         if (!alone_) {
-            for (; tokens.take(thread, range); tokens.tell(range)) take(shared_, range.begin, range.end);
+            const int64_t each = tiled_ ? 16 : 1;
+            for (; tokens.take(thread, range); tokens.tell(range))
+                take(shared_, range.begin * each, std::min(range.end * each, call_.tokens));
             tokens.wait();
         }
         const int64_t each = static_cast<int64_t>(linear_.units.size());
         for (bool is_first = true; units.take(thread, range); is_first = false) {
             if (alone_ && is_first) take(own.room, 0, call_.tokens);
-            for (int64_t unit = range.begin; unit < range.end; ++unit)
-                compute(own, alone_ ? own.room : shared_, unit / each * block_, linear_.units[unit % each]);
+            for (int64_t unit = range.begin; unit < range.end; ++unit) {
+                const Room& room = alone_ ? own.room : shared_;
+                const int64_t first = unit / each * block_;
+                const Unit* one = &linear_.units[static_cast<size_t>(unit % each)];
+                if (unit + 1 < range.end && unit % each + 1 < each && are_pair(*one, one[1])) {
+                    compute(own, room, first, *one, one + 1);
+                    ++unit;
+                } else {
+                    compute(own, room, first, *one, nullptr);
+                }
+            }
         }
     }
+
+    // Whether two units that follow each other are one product of bfloat16.
+    bool are_pair(const Unit& one, const Unit& next) const {
+        return pairs_ && one.up == nullptr && next.up == nullptr && is_bf16(one.type) && is_bf16(next.type);
+    }
+    static bool is_bf16(int32_t type) { return static_cast<WeightType>(type) == WeightType::bf16; }
 
     // The first unit, counted over all token blocks, that has `cost` bytes or more before it.
     int64_t first_unit(int64_t cost) const {
@@ -184,7 +212,8 @@ private:
         return block * static_cast<int64_t>(linear_.units.size()) + (at - linear_.cost.begin());
     }
 
-    void compute(const Own& own, const Room& from, int64_t first, const Unit& unit) const {
+    // One block of tokens with a unit, and with the next one where the two are a pair.
+    void compute(const Own& own, const Room& from, int64_t first, const Unit& unit, const Unit* next) const {
         const int64_t columns = linear_.columns, tokens = std::min(block_, call_.tokens - first);
         Activations x{};
         x.columns = columns;
@@ -195,19 +224,28 @@ private:
             x.sums = from.sums + first * (columns / BLOCK);
             x.halves = from.halves + first * (columns / 16);
         }
-        if (call_.x_type == TENON_BF16 && contiguous_ && columns % 2 == 0)
-            x.bf16 = reinterpret_cast<const uint16_t*>(x_at(first));
-        multiply(own, from, first, tokens, unit.type, unit.weight, x, own.out);
-        if (unit.up != nullptr) multiply(own, from, first, tokens, unit.up_type, unit.up, x, own.up);
+        if (bf16_tiles_) x.bf16 = reinterpret_cast<const uint16_t*>(x_at(first));
+        x.tiled = tiled_;
+        const bool gated = pairs_ && unit.up != nullptr && is_bf16(unit.type) && is_bf16(unit.up_type);
+        if (next != nullptr || gated) {
+            kernels_.multiply_pair(unit.weight, gated ? unit.up : next->weight, x, tokens, own.out, own.up);
+        } else {
+            multiply(own, from, first, tokens, unit.type, unit.weight, x, own.out);
+            if (unit.up != nullptr) multiply(own, from, first, tokens, unit.up_type, unit.up, x, own.up);
+        }
+        finish(unit, own.out, unit.up ? own.up : nullptr, first, tokens);
+        if (next != nullptr) finish(*next, own.up, nullptr, first, tokens);
+    }
+
+    void finish(const Unit& unit, const float* out, const float* up, int64_t first, int64_t tokens) const {
         uint8_t* y = static_cast<uint8_t*>(call_.y) + (first * call_.y_stride + unit.column) * elements_size(call_.y_type);
-        kernels_.finish(own.out, unit.up ? own.up : nullptr, unit.bias, unit.up_bias, tokens, unit.rows, y,
-                        call_.y_type, call_.y_stride);
+        kernels_.finish(out, up, unit.bias, unit.up_bias, tokens, unit.rows, y, call_.y_type, call_.y_stride);
     }
 
     const Linear& linear_;
     const tenon_linear_call& call_;
     const LinearKernels& kernels_;
-    bool contiguous_, widen_, alone_;
+    bool contiguous_, widen_, alone_, bf16_tiles_, pairs_, tiled_ = linear_.quantized;
     int64_t block_;
     Room shared_;
     Own* own_ = nullptr;
@@ -223,6 +261,7 @@ int check_part(const tenon_linear_part& part, int64_t columns) {
 void add_part(Linear& linear, const tenon_linear_part& part, const float* bias, int64_t column, bool second) {
     const TypeInfo info = type_info(part.type);
     (info.quantized ? linear.quantized : linear.dense) = true;
+    if (std::find(linear.types.begin(), linear.types.end(), part.type) == linear.types.end()) linear.types.push_back(part.type);
     const int64_t bytes = packed_group_bytes(part.type, info, linear.columns);
     for (int64_t g = 0; g < num_groups(part.rows); ++g) {
         const uint8_t* weight = static_cast<const uint8_t*>(part.packed) + g * bytes;

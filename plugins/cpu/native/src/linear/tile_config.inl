@@ -1,0 +1,18 @@
+// AMX's tiles: their sizes. Included inside namespace tenon::amx; tests/tiles.cpp has its own, of emulated tiles.
+//
+// GCC 12's _tile_loadconfig declares 8 of the 64 bytes as its input, so the rest may be optimized away; its _tile_loadd
+// declares no memory at all, so stores before it may be moved behind it: hence the asm.
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t column_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+TENON_INLINE void load_config(const TileConfig& config) {
+    asm volatile("ldtilecfg %0" ::"m"(*reinterpret_cast<const unsigned char(*)[64]>(&config)));
+}
+
+TENON_INLINE void stores_are_done() {
+    asm volatile("" ::: "memory");
+}
