@@ -158,14 +158,18 @@ def measure(
         single = per_token(seconds(lambda: run(one, 1)), seconds(lambda: run(rest, 1 + decode)), decode)
         found["decode_1_tok_s"] = 1 / single
     for requests in concurrent if "many" in cases else ():
-        many, more = prompts_of(rng, requests, PROMPT), prompts_of(rng, requests, PROMPT)
-        start, whole = seconds(lambda: run(many, 1)), seconds(lambda: run(more, 1 + decode))
-        step = per_token(start, whole, decode)
-        if decode != OUTPUT - 1:
-            whole = start + step * (OUTPUT - 1)
-        found[f"concurrent_{requests}_out_tok_s"] = requests * OUTPUT / whole
-        found[f"concurrent_{requests}_step_ms"] = step * 1e3
+        found |= at_once(run, rng, decode, requests)
     return found
+
+
+def at_once(run: Callable[..., Prompts], rng: np.random.Generator, decode: int, requests: int) -> dict[str, float]:
+    """The case `many`: that many requests, each of 128 tokens in and 128 out."""
+    many, more = prompts_of(rng, requests, PROMPT), prompts_of(rng, requests, PROMPT)
+    start, whole = seconds(lambda: run(many, 1)), seconds(lambda: run(more, 1 + decode))
+    step = per_token(start, whole, decode)
+    if decode != OUTPUT - 1:
+        whole = start + step * (OUTPUT - 1)
+    return {f"concurrent_{requests}_out_tok_s": requests * OUTPUT / whole, f"concurrent_{requests}_step_ms": step * 1e3}
 
 
 def per_token(first: float, whole: float, decode: int) -> float:
