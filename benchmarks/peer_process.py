@@ -48,14 +48,19 @@ class ProcessPeer:
     ) -> None:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         own = cores(threads)
+
+        def start() -> None:
+            os.sched_setaffinity(0, own)
+            # A group of this session: once this process is gone, however, the system wakes and ends what stands still.
+            os.setpgid(0, 0)
+
         self._process = subprocess.Popen(
             [python, str(script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=kept | {"OMP_NUM_THREADS": str(threads)} | dict(environment),
-            preexec_fn=lambda: os.sched_setaffinity(0, own),
-            start_new_session=True,  # close() ends its workers with it
+            preexec_fn=start,
         )
         self.name: str = self._answer()["name"]
         self._signal(signal.SIGSTOP)
