@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,16 @@ def start_server(
             env={**os.environ, **(environment or {})},
         )
     return RunningServer(process=process, port=port, log=log)
+
+
+@contextmanager
+def healthy_server(folder: Path, log: Path, **options: Any) -> Iterator[RunningServer]:
+    """A server that answers, lives as long as it is needed, and never logs a traceback."""
+    running = start_server(folder, log, **options)
+    try:
+        running.wait_healthy()
+        yield running
+        assert running.process.poll() is None
+    finally:
+        running.stop()
+    assert "Traceback" not in running.log.read_text(), running.log.read_text()[-4000:]

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 from fake_model import model_folder
-from running_server import KEY, RunningServer, start_server
+from running_server import KEY, RunningServer, healthy_server
 from spoken_calls import ANSWER, CALLS, MEANT, TEMPLATE
 
 pytestmark = pytest.mark.e2e
@@ -31,14 +31,8 @@ SWITCHED = "{% if enable_thinking %}{% endif %}" + TEMPLATE.replace("{{ reasonin
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("messages") / "qwen"
-    running = start_server(model_folder(path, template=SWITCHED), path / "server.log")
-    try:
-        running.wait_healthy()
+    with healthy_server(model_folder(path, template=SWITCHED), path / "server.log") as running:
         yield running
-        assert running.process.poll() is None
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()[-4000:]
 
 
 @pytest.fixture

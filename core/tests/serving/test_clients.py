@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_model import model_folder
-from running_server import KEY, RunningServer, start_server
+from running_server import KEY, RunningServer, healthy_server, start_server
 from spoken_calls import ANSWER, CALLS, MEANT, TEMPLATE
 
 pytestmark = pytest.mark.e2e
@@ -38,13 +38,8 @@ PIECES = {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("clients") / "qwen"
-    running = start_server(model_folder(path, template=TEMPLATE), path / "server.log")
-    try:
-        running.wait_healthy()
+    with healthy_server(model_folder(path, template=TEMPLATE), path / "server.log") as running:
         yield running
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text()
 
 
 def piece_of(name: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 from fake_model import model_folder
 from published_types import variants
 from pydantic import TypeAdapter
-from running_server import RunningServer, start_server
+from running_server import RunningServer, healthy_server
 from spoken_calls import ANSWER, TEMPLATE
 
 pytestmark = pytest.mark.e2e
@@ -47,14 +47,8 @@ OTHER_NAMES = {"max_completion_tokens": "max_tokens"}  # of the same thing, of w
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server whose model thinks and calls tools, as the prompt says."""
     path = tmp_path_factory.mktemp("published") / "qwen"
-    running = start_server(model_folder(path, template=TEMPLATE), path / "server.log")
-    try:
-        running.wait_healthy()
+    with healthy_server(model_folder(path, template=TEMPLATE), path / "server.log") as running:
         yield running
-        assert running.process.poll() is None
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text()
 
 
 @pytest.mark.parametrize("path", REQUESTS)

@@ -15,7 +15,7 @@ import openai
 import psutil
 import pytest
 from fake_model import model_folder
-from running_server import KEY, RunningServer, start_server
+from running_server import KEY, RunningServer, healthy_server
 from spoken_calls import ANSWER, CALLS, MEANT, TEMPLATE
 
 pytestmark = pytest.mark.e2e
@@ -30,17 +30,11 @@ TOOLS: list[Any] = [
 @pytest.fixture(scope="module")
 def responder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("responses") / "qwen"
-    running = start_server(
+    with healthy_server(
         model_folder(path, template=TEMPLATE), path / "server.log", api_key=[KEY, OTHER], max_stored_responses=20,
         stored_responses_bytes=200_000,
-    )  # fmt: skip
-    try:
-        running.wait_healthy()
+    ) as running:  # fmt: skip
         yield running
-        assert running.process.poll() is None
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()[-4000:]
 
 
 @pytest.fixture

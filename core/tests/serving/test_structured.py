@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from running_server import RunningServer, start_server
+from running_server import RunningServer, healthy_server
 
 pytestmark = pytest.mark.e2e
 ROUTES = {
@@ -80,14 +80,8 @@ HEAVY: dict[str, dict[str, Any]] = {
 def of_backend(folder: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[RunningServer]:
     """A server whose operator chose a backend."""
     options = {"TEST_ENGINE_OPTIONS": json.dumps({"structured_outputs_backend": request.param})}
-    running = start_server(folder, tmp_path_factory.mktemp(request.param) / "log", environment=options)
-    try:
-        running.wait_healthy()
+    with healthy_server(folder, tmp_path_factory.mktemp(request.param) / "log", environment=options) as running:
         yield running
-        assert running.process.poll() is None
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text()
 
 
 @pytest.mark.parametrize("case", HEAVY)

@@ -67,9 +67,7 @@ def installed() -> str:
         return "unknown"
 
 
-def json_response(
-    value: Mapping[str, Any] | msgspec.Struct, request: Request | None = None, status: int = 200
-) -> Response:
+def json_response(value: Mapping[str, Any] | msgspec.Struct, status: int = 200) -> Response:
     """An object as a response."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 

@@ -223,7 +223,7 @@ async def whole(request: Request, call: Chat) -> Response:
     answer: dict[str, Any] = {**call.head.whole(), "choices": choices, "usage": call.usage()}
     if call.fields.prompt_logprobs is not None:
         answer["prompt_logprobs"] = prompt_positions(output.prompt_logprobs)
-    return json_response({**answer, **call.prompt}, request)
+    return json_response({**answer, **call.prompt})
 
 
 async def understood(reading: Reading, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:

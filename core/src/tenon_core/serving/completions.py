@@ -155,7 +155,7 @@ async def whole(request: Request, call: Completion) -> Response:
     finally:
         call.work.abort()
     choices = [choice(call, one, index) for one in call.work.requests for index in range(call.n)]
-    return json_response({**call.head.whole(), "choices": choices, "usage": call.usage()}, request)
+    return json_response({**call.head.whole(), "choices": choices, "usage": call.usage()})
 
 
 def choice(call: Completion, request: ActiveRequest, sample_index: int) -> dict[str, Any]:

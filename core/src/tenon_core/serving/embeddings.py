@@ -67,7 +67,7 @@ def classify(services: Services) -> Any:
             }
             for index, (_, scores) in enumerate(done)
         ]
-        return json_response({**head.whole(), "data": data, "usage": usage([one for one, _ in done])}, request)
+        return json_response({**head.whole(), "data": data, "usage": usage([one for one, _ in done])})
 
     return post_classify
 

@@ -34,7 +34,7 @@ def score(services: Services) -> Any:
         scores, requests = await scored(call, paired(left, right), fields.params(None))
         head = Head(id=f"score-{label_of(request)}", object="list", model=call.model)
         data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
-        return json_response({**head.whole(), "data": data, "usage": usage(requests)}, request)
+        return json_response({**head.whole(), "data": data, "usage": usage(requests)})
 
     return post_score
 
@@ -57,7 +57,7 @@ def rerank(services: Services) -> Any:
             results.append(found)
         total = usage(requests)
         head = {"id": f"rerank-{label_of(request)}", "model": call.model}
-        return json_response({**head, "usage": total, "results": results}, request)
+        return json_response({**head, "usage": total, "results": results})
 
     return post_rerank
 

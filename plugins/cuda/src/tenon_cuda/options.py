@@ -8,7 +8,8 @@ from typing import Any
 
 from tenon_platforms.errors import ConfigError
 
-CHOICES = {"quantize": ("none", "fp8"), "kernels": ("auto", "torch")}
+LIBRARIES = ("flashinfer", "flash-attention")
+CHOICES = {"quantize": ("none", "fp8"), "kernels": ("auto", "torch"), "attention": ("auto", "triton", *LIBRARIES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class CUDAOptions:
     quantize: str = "none"
     kv_block_size: int = 0
     kernels: str = "auto"
+    attention: str = "auto"
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> CUDAOptions:
@@ -41,4 +43,10 @@ class CUDAOptions:
                 raise ConfigError(
                     f"--platform-opt cuda.{name}={getattr(made, name)!r}: expected one of {', '.join(choices)}"
                 )
+        if made.attention in LIBRARIES and made.kernels == "torch":
+            raise ConfigError(
+                f"--platform-opt cuda.attention={made.attention} serves prompts inside tenon-triton's attention, which"
+                " cuda.kernels=torch turns off",
+                remedy="leave one of the two out",
+            )
         return made

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CUDAPlatform(Platform):
-    """Options: graphs, graph_rows, step_tokens, quantize, kv_block_size, kernels (see platform.toml)."""
+    """Options: graphs, graph_rows, step_tokens, quantize, kv_block_size, kernels, attention (see platform.toml)."""
 
     name: ClassVar[str] = "cuda"
     contract: ClassVar[str] = ">=0.1,<0.2"

@@ -59,7 +59,7 @@ def entries(
         "sinks": "*bf16" if sinks else None, "table_stride": "i32", "block_stride": "i32", "query_token_stride": "i32",
         "query_head_stride": "i32", "output_token_stride": "i32", "scale": "fp32", "cap": "fp32", "NUM_KV_HEADS": 8,
         "GROUP": group, "DIM": dim, "DIM_PAD": next_power(dim), "PAGE": page, "WINDOW": window, "SOFT_CAP": cap,
-        "SINKS": sinks, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "SINKS": sinks,
     }  # fmt: skip
     joined = {"max_parts": "i32", "parts_mixed": "*fp32", "parts_log": "*fp32"}
     assert configs.few is not None

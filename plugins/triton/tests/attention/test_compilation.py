@@ -36,6 +36,7 @@ def check(target: str, *names: str) -> None:
 @pytest.mark.unit
 def test_the_first_kernels_compile() -> None:
     check("cuda:90", "decode llama", "strands llama", "write llama")
+    check("hip:gfx950", "decode llama")
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ from tenon_platforms.ops.table import OpTable
 
 from ..options import CUDAOptions
 from . import fp8, linear
+from .prompt_choice import PromptLibraries
 from .warpgroups import WarpgroupPrompts
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ LIBRARY = "tenon_triton"
 
 
 def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) -> None:
-    """Offer the kernels that `settings` let in. Raises `PluginError` where tenon-triton is there and does not load."""
+    """Offer the kernels that `settings` let in.
+
+    Raises `PluginError` where tenon-triton is there and does not load, `ConfigError` where `settings` name a library
+    that is not there.
+    """
     if arch.has_fp8:
         online = settings.quantize == "fp8"
         table.offer(MergedLinearSpec, "w8a8", lambda spec: fp8.w8a8(spec, online=online), priority=1)
@@ -45,5 +50,9 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
             remedy="reinstall tenon-triton and a triton that fits torch, or pass --platform-opt cuda.kernels=torch",
         ) from error
     facts = triton_offers.device_facts(device, arch)
+    libraries = PromptLibraries(
+        attention=settings.attention, device=device, arch=arch, compute_units=facts.compute_units
+    )
+    libraries.require()
     prompts = WarpgroupPrompts(arch)
-    triton_offers.register(table, device, facts, settings, long_prompts=prompts)
+    triton_offers.register(table, device, facts, settings, long_prompts=prompts, libraries=libraries)

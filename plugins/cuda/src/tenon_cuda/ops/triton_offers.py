@@ -6,6 +6,7 @@ Which kernels there are and what they understand is the library's to say (`tenon
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_triton.attention.long_prompts import LongPrompts
 
+    from .prompt_choice import PromptLibraries
+
 PRIORITY = 10
+LIBRARY_FEATURES = attention.FEATURES - {"attention.sinks"}
 ASYNC_COPIES_FROM = (8, 0)
 DEFAULT_SHARED_BYTES = 48 << 10  # where torch does not tell: what every card grants
 
@@ -49,17 +53,33 @@ def register(
     settings: CUDAOptions,
     *,
     long_prompts: LongPrompts | None = None,
+    libraries: PromptLibraries | None = None,
 ) -> None:
-    """Offer them all. Raises `PluginError` where an offer's name is taken."""
+    """Offer them all. Raises `PluginError` where an offer's name is taken.
+
+    long_prompts: kernels of our own for them. libraries: those of others, asked first.
+    """
     head = LinearPolicy(
         float8=facts.fp8, shared_bytes=facts.shared_bytes
     )  # never quantized by us: its error is a logit's
     layers = replace(head, online_float8=settings.quantize == "fp8")
 
-    def paged(spec: AttentionSpec) -> Kernel | No:
+    def paged(spec: AttentionSpec, prompts: LongPrompts | None = long_prompts) -> Kernel | No:
         return attention.paged_attention(
-            spec, device, facts, batch_invariant=table.batch_invariant, long_prompts=long_prompts
+            spec, device, facts, batch_invariant=table.batch_invariant, long_prompts=prompts
         )
 
+    def by_libraries(spec: AttentionSpec, asked: PromptLibraries) -> Kernel | No:
+        if table.batch_invariant:
+            return No("a library's sums depend on the batch")
+        chosen = asked.prompts(spec, long_prompts)
+        kernel = chosen if isinstance(chosen, No) else paged(spec, chosen)
+        if isinstance(chosen, No) or isinstance(kernel, No):
+            return kernel
+        return replace(kernel, name=f"triton.paged, prompts by {' or '.join(chosen.libraries)}")
+
+    if libraries is not None:
+        name, ask = "triton.paged, prompts by libraries", partial(by_libraries, asked=libraries)
+        table.offer(AttentionSpec, name, ask, features=LIBRARY_FEATURES, priority=PRIORITY + 1)
     table.offer(AttentionSpec, "triton.paged", paged, features=attention.FEATURES, priority=PRIORITY)
     offers.register(table, layers, head=head, priority=PRIORITY)

@@ -19,6 +19,7 @@ from tenon_platforms.ops.attention import AttentionSpec
 from ..capabilities import Arch
 
 if TYPE_CHECKING:
+    from tenon_platforms.batch import AttentionBatch
     from tenon_triton.attention.launch import Context
 
 ARCH = Arch(9, 0)  # its successors have other products
@@ -26,6 +27,43 @@ REGISTERS = 168  # of a thread in 12 warps: what the fetching warps leave goes t
 PAGE, HEAD_DIM = 64, 128  # what the kernel is written for
 WIDEST_GROUP = 64
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpgroupPlan:
+    """Rows [first_row, first_row + num_rows), which hold at most `num_tokens` tokens together."""
+
+    kernel: Any
+    spec: AttentionSpec
+    first_row: int
+    num_rows: int
+    num_tokens: int
+
+    def run(self, output: Tensor, query: Tensor, cache: Tensor, context: Context) -> None:
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        grid = (spec.num_kv_heads, self.num_tokens // (self.kernel.BLOCK_LINES // group) + self.num_rows)
+        self.kernel.warpgroup_prefill_kernel[grid](
+            output,
+            query,
+            self.kernel.lines_of(cache),
+            context.block_table,
+            context.rows,
+            context.query_starts,
+            context.seq_lens,
+            self.first_row,
+            self.num_rows,
+            context.block_table.stride(0),
+            query.stride(0),
+            query.stride(1),
+            output.stride(0),
+            spec.scale * math.log2(math.e),
+            NUM_KV_HEADS=spec.num_kv_heads,
+            GROUP=group,
+            CAUSAL=spec.causal,
+            num_warps=4,
+            maxnreg=REGISTERS,
+        )
 
 
 @dataclass(slots=True)
@@ -53,40 +91,24 @@ class WarpgroupPrompts:
             and self._has_kernel()
         )
 
-    def launch(
-        self,
-        output: Tensor,
-        query: Tensor,
-        cache: Tensor,
-        context: Context,
-        num_rows: int,
-        first_row: int,
-        num_tokens: int,
-        spec: AttentionSpec,
-    ) -> None:
-        """Rows [first_row, first_row + num_rows), which hold at most `num_tokens` tokens together, into `output`."""
-        group = spec.num_heads // spec.num_kv_heads
-        grid = (spec.num_kv_heads, num_tokens // (self._kernel.BLOCK_LINES // group) + num_rows)
-        self._kernel.warpgroup_prefill_kernel[grid](
-            output,
-            query,
-            self._kernel.lines_of(cache),
-            context.block_table,
-            context.rows,
-            context.query_starts,
-            context.seq_lens,
-            first_row,
-            num_rows,
-            context.block_table.stride(0),
-            query.stride(0),
-            query.stride(1),
-            output.stride(0),
-            spec.scale * math.log2(math.e),
-            NUM_KV_HEADS=spec.num_kv_heads,
-            GROUP=group,
-            CAUSAL=spec.causal,
-            num_warps=4,
-            maxnreg=REGISTERS,
+    @property
+    def needs_exact_host_lengths(self) -> bool:
+        return False
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 0
+
+    def warm(self, spec: AttentionSpec, block_size: int) -> None:
+        """Nothing: the first prompt compiles it, or finds it in Triton's cache."""
+
+    def plan(self, batch: AttentionBatch, first_row: int, spec: AttentionSpec) -> WarpgroupPlan:
+        return WarpgroupPlan(
+            kernel=self._kernel,
+            spec=spec,
+            first_row=first_row,
+            num_rows=batch.key.rows - first_row,
+            num_tokens=batch.key.tokens - first_row,  # rows before it have one token each
         )
 
     def _has_kernel(self) -> bool:

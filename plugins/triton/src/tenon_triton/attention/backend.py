@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_platforms.ops.attention import AttentionSpec
 
-    from .long_prompts import LongPrompts
+    from .long_prompts import LongPrompts, PromptsPlan
 
 KERNEL_BLOCK = 16
 PREFERRED_BLOCK = 64
@@ -38,7 +38,8 @@ class TritonPlan:
     """One step's attention.
 
     num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts. num_rows: all rows,
-    padding included. longest: most tokens of a row that is no decode. has_holes: some tokens belong to no row.
+    padding included. is_short: no other row has more tokens than fit a short block. prompts: the platform's plan of
+    these rows, where it takes them. has_holes: some tokens belong to no row.
     """
 
     context: Context
@@ -46,7 +47,8 @@ class TritonPlan:
     num_rows: int
     num_tokens: int
     parts: int
-    longest: int
+    is_short: bool
+    prompts: PromptsPlan | None
     has_holes: bool
 
 
@@ -58,7 +60,6 @@ class TritonAttention(AttentionBackend):
     """
 
     graph_support = GraphSupport.ALWAYS
-    needs_exact_host_lengths = False
 
     def __init__(
         self,
@@ -77,12 +78,14 @@ class TritonAttention(AttentionBackend):
         self.facts = facts
         self.batch_invariant = batch_invariant
         self.long_prompts = None if batch_invariant else long_prompts
+        self.needs_exact_host_lengths = self.long_prompts is not None and self.long_prompts.needs_exact_host_lengths
         self.layout = kv_cache.kv_layout(spec.num_kv_heads, spec.head_dim, spec.kv_dtype, kernel_block, preferred_block)
         self.group = spec.num_heads // spec.num_kv_heads
         self.configs = configs or attention_configs(
             spec.head_dim, self.group, spec.kv_dtype.num_bytes, to_torch(spec.dtype).itemsize, facts
         )
         self._workspace = self._make_workspace()
+        self._is_warm = False
 
     # the cache
 
@@ -105,6 +108,10 @@ class TritonAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> TritonPlan:
         key, host = batch.key, batch.host
+        if not self._is_warm:  # at the first plan of any kind, which is made before the engine is ready
+            self._is_warm = True
+            if self.long_prompts is not None and self.long_prompts.takes(self.spec, batch.block_size):
+                self.long_prompts.warm(self.spec, batch.block_size)
         if key.is_decode:
             decodes = key.rows  # padding rows are decodes of the null block
         else:  # a captured step with prefills must not depend on how many of its rows are decodes
@@ -114,13 +121,17 @@ class TritonAttention(AttentionBackend):
         config = self.configs.decode_for(decodes, self.spec.num_kv_heads, self.facts)
         parts = max_parts(decodes, self.spec.num_kv_heads, config, self.facts) if decodes else 1
         rest = host.query_lens[decodes:] if not key.static else host.query_lens[:0]
+        longest = key.max_query if key.static else int(rest.max(initial=0))
+        is_short = longest * self.group <= SHORT_QUERY_ROWS and not self.batch_invariant
+        has_prompts = key.rows > decodes and not is_short
         return TritonPlan(
             context=_context(batch),
             num_decodes=decodes,
             num_rows=key.rows,
             num_tokens=key.tokens,
             parts=parts,
-            longest=key.max_query if key.static else int(rest.max(initial=0)),
+            is_short=is_short,
+            prompts=self._plan_prompts(batch, decodes) if has_prompts else None,
             has_holes=(key.static and not key.is_decode) or host.num_tokens < key.tokens,
         )
 
@@ -129,10 +140,16 @@ class TritonAttention(AttentionBackend):
         plan.context = _context(batch)
         return plan
 
+    def _plan_prompts(self, batch: AttentionBatch, first_row: int) -> PromptsPlan | None:
+        if self.long_prompts is None or not self.long_prompts.takes(self.spec, batch.block_size):
+            return None
+        return self.long_prompts.plan(batch, first_row, self.spec)
+
     @property
     def workspace_bytes(self) -> int:
         """Bytes held beside the cache."""
-        return sum(part.nbytes for part in (self._workspace.mixed, self._workspace.log, self._workspace.arrivals))
+        own = sum(part.nbytes for part in (self._workspace.mixed, self._workspace.log, self._workspace.arrivals))
+        return own + (0 if self.long_prompts is None else self.long_prompts.workspace_bytes)
 
     def _make_workspace(self) -> Workspace:
         """For any key: parts are only added while rows x kv heads x parts is below the wanted number of programs."""
@@ -164,17 +181,14 @@ class TritonAttention(AttentionBackend):
                 self.configs.decode_for(plan.num_decodes, spec.num_kv_heads, self.facts),
             )
         rest = plan.num_rows - plan.num_decodes
-        if rest > 0:
+        if plan.prompts is not None:
+            plan.prompts.run(output, query, inputs.cache, plan.context)
+        elif rest > 0:
             first_row, num_tokens = plan.num_decodes, plan.num_tokens - plan.num_decodes
-            is_short = plan.longest * self.group <= SHORT_QUERY_ROWS and not self.batch_invariant
-            long = None if is_short else self.long_prompts
-            if long is not None and long.takes(spec, plan.context.block_size):
-                long.launch(output, query, inputs.cache, plan.context, rest, first_row, num_tokens, spec)
-            else:
-                config = self.configs.short if is_short else self.configs.long
-                launch_prefill(
-                    output, query, inputs.cache, inputs.sinks, plan.context, rest, first_row, num_tokens, spec, config
-                )
+            config = self.configs.short if plan.is_short else self.configs.long
+            launch_prefill(
+                output, query, inputs.cache, inputs.sinks, plan.context, rest, first_row, num_tokens, spec, config
+            )
         return output
 
 

@@ -112,7 +112,6 @@ def decode_kernel(
     SINKS: tl.constexpr,
     JOIN: tl.constexpr,
     TAIL: tl.constexpr,
-    PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
@@ -177,7 +176,7 @@ def decode_kernel(
     if STRANDS > 1:
         peak, total, mixed = attend_strands(
             q, peak, total, mixed, keys, values, table, block_stride, start_of_part, end_of_part, length, first_alive,
-            scale, cap, SOFT_CAP, STRANDS, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+            scale, cap, SOFT_CAP, STRANDS, TILE, PAGE, DIM, DIM_PAD,
         )  # fmt: skip
     else:
         whole = start_of_part
@@ -186,12 +185,12 @@ def decode_kernel(
             for start in range(start_of_part, whole, TILE):
                 peak, total, mixed, blocks = attend_tile(
                     q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive,
-                    position, scale, cap, False, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+                    position, scale, cap, False, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD,
                 )  # fmt: skip
         for start in range(whole, end_of_part, TILE):  # `alive` is all the mask that one token needs
             peak, total, mixed, blocks = attend_tile(
                 q, peak, total, mixed, blocks, keys, values, table, block_stride, start, length, first_alive, position,
-                scale, cap, True, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+                scale, cap, True, False, 0, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD,
             )  # fmt: skip
 
     sums = tl.where(total == 0.0, 1.0, total)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tenon_platforms.ops.attention import AttentionSpec
@@ -82,7 +81,6 @@ def launch_prefill(
         WINDOW=spec.sliding_window,
         SOFT_CAP=spec.soft_cap > 0,
         SINKS=spec.sinks,
-        PRECISION=_precision(query),
         num_warps=config.warps,
         num_stages=config.stages,
     )
@@ -142,7 +140,6 @@ def launch_decode(
         SINKS=spec.sinks,
         JOIN=config.join,
         TAIL=config.tail and spec.sliding_window == 0,
-        PRECISION=_precision(query),
         **options,
     )
     if parts > 1 and not config.join:
@@ -163,8 +160,3 @@ def launch_decode(
             num_warps=4,
             **early.options(),
         )
-
-
-def _precision(query: Tensor) -> str:
-    """float32 products are exact; other types have one way only."""
-    return "ieee" if query.dtype == torch.float32 else "tf32"

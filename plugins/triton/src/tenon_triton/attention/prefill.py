@@ -59,7 +59,6 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Rows [first_row, first_row + num_rows). Grid (kv heads, tokens // (BLOCK_ROWS // GROUP) + num_rows).
 
@@ -121,19 +120,19 @@ def prefill_kernel(
         for start in range(begin, tl.minimum(all_from, end), TILE):
             peak, total, mixed, blocks = attend_tile(
                 q, peak, total, mixed, blocks, keys, values, table, block_stride, start, end, first_alive, position,
-                scale, cap, True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+                scale, cap, True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD,
             )  # fmt: skip
     else:
         blocks = blocks_of(table, 0, end - 1, TILE, PAGE)
     for start in range(all_from, all_to, TILE):
         peak, total, mixed, blocks = attend_tile(
             q, peak, total, mixed, blocks, keys, values, table, block_stride, start, end, first_alive, position,
-            scale, cap, False, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+            scale, cap, False, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD,
         )  # fmt: skip
     for start in range(tl.maximum(all_from, all_to), end, TILE):
         peak, total, mixed, blocks = attend_tile(
             q, peak, total, mixed, blocks, keys, values, table, block_stride, start, end, first_alive, position,
-            scale, cap, True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD, PRECISION,
+            scale, cap, True, CAUSAL, WINDOW, SOFT_CAP, TILE, PAGE, DIM, DIM_PAD,
         )  # fmt: skip
 
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]

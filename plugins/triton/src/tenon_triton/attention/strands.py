@@ -46,7 +46,6 @@ def attend_strands(
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """The state with tokens [begin, end) of one row folded in; nothing before `first_alive` is read."""
     WIDTH: tl.constexpr = TILE // STRANDS
@@ -67,7 +66,7 @@ def attend_strands(
         if DIM_PAD != DIM:
             read = read & (dims < DIM)
         k = tl.load(keys + offsets, mask=read, other=0.0).to(q.dtype)  # [STRANDS, WIDTH, DIM_PAD]
-        scores = tl.dot(queries, tl.permute(k, (0, 2, 1)), input_precision=PRECISION)  # [STRANDS, M, WIDTH]
+        scores = tl.dot(queries, tl.permute(k, (0, 2, 1)), input_precision="ieee")  # [STRANDS, M, WIDTH]
         if SOFT_CAP:
             scores = soft_capped(scores * scale, cap)
         scores = tl.where(alive[:, None, :], scores, float("-inf"))
@@ -77,7 +76,7 @@ def attend_strands(
         decay = tl.exp2(peaks - level)
         totals = totals * decay + tl.sum(weights, 2)
         v = tl.load(values + offsets, mask=read, other=0.0).to(q.dtype)
-        found = tl.dot(weights.to(q.dtype), v, found * decay[:, :, None], input_precision=PRECISION)
+        found = tl.dot(weights.to(q.dtype), v, found * decay[:, :, None], input_precision="ieee")
         peaks = higher
     highest = tl.maximum(peak, tl.max(peaks, 0))
     level = tl.where(highest == float("-inf"), 0.0, highest)

@@ -81,7 +81,6 @@ def attend_tile(
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Tokens [start, start + TILE) of one row, which lie in `blocks`; returns the state and the next tile's blocks.
 
@@ -92,7 +91,7 @@ def attend_tile(
     following = blocks_of(table, start + TILE, end - 1, TILE, PAGE)
     alive = (place < end) & (place >= first_alive)
     k = load_tile(keys, offsets, alive, MASKED, DIM, DIM_PAD).to(query.dtype)
-    scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)  # [M, TILE]
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee")  # [M, TILE]; of float32 only, others have one way
     factor = scale * LOG2_E
     if SOFT_CAP:
         scores = soft_capped(scores * scale, cap)
@@ -110,5 +109,5 @@ def attend_tile(
     decay = tl.exp2(peak - level)
     total = total * decay + tl.sum(weights, 1)
     v = load_tile(values, offsets, alive, MASKED, DIM, DIM_PAD).to(query.dtype)
-    mixed = tl.dot(weights.to(query.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
+    mixed = tl.dot(weights.to(query.dtype), v, mixed * decay[:, None], input_precision="ieee")
     return higher, total, mixed, following
