@@ -21,3 +21,5 @@ bench --types Q8_0,Q4_K,Q6_K --fine
 echo "linears of a model of 1.1B parameters, $threads threads"
 bench --shape 1b --types Q4_1,BF16
 bench --shape 1b --types Q4_1 --fine
+echo "attention of such a layer, $threads threads"
+"$out/tenon_cpu_bench" --threads "$threads" --isa all --attention
