@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -109,7 +110,11 @@ def claim_stdout() -> TextIO:
 def serve(engine: Engine, answers: TextIO) -> None:
     """The peer's side: answer until stdin ends."""
     print(json.dumps({"name": engine.name}), file=answers, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        tokens = engine.generate(asked["prompts"], asked["count"])
-        print(json.dumps({"tokens": tokens}), file=answers, flush=True)
+    try:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            tokens = engine.generate(asked["prompts"], asked["count"])
+            print(json.dumps({"tokens": tokens}), file=answers, flush=True)
+    except Exception:
+        traceback.print_exc()
+        os.killpg(0, signal.SIGKILL)  # workers that it forked hold the pipe too: its end would never be seen
