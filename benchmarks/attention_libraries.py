@@ -237,7 +237,7 @@ def summary(results: list[dict[str, Any]]) -> None:
         own = min((row["us"] for row in rows if row["way"] in OURS), default=0.0)
         for row in rows:
             if row["way"] not in OURS and row["us"] < FASTER * own:
-                where = f"head_dim={row['head_dim']} group={row['group']} row_tokens={row['row_tokens']} context={row['context']}"
+                where = " ".join(f"{key}={row[key]}" for key in ("head_dim", "group", "row_tokens", "context"))
                 kind = "decode" if row["decode"] else "prompts"
                 print(f"  {model} {shape} {kind}: {row['way']} {own / row['us']:.3f} times, {where}")
 

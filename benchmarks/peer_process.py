@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -115,6 +114,6 @@ def serve(engine: Engine, answers: TextIO) -> None:
             asked = json.loads(line)
             tokens = engine.generate(asked["prompts"], asked["count"])
             print(json.dumps({"tokens": tokens}), file=answers, flush=True)
-    except Exception:
-        traceback.print_exc()
-        os.killpg(0, signal.SIGKILL)  # workers that it forked hold the pipe too: its end would never be seen
+    finally:  # workers that it forked hold the pipe too: its end would never be seen
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
