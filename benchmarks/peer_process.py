@@ -53,6 +53,7 @@ class ProcessPeer:
             os.sched_setaffinity(0, own)
             # A group of this session: once this process is gone, however, the system wakes and ends what stands still.
             os.setpgid(0, 0)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it does so with this, which `nohup` had ignored
 
         self._process = subprocess.Popen(
             [python, str(script), *arguments],
