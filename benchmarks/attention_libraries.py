@@ -91,7 +91,10 @@ def libraries(bench: Bench, kernels: list[str]) -> Iterator[tuple[str, LongPromp
     for edition in EDITIONS:
         is_for_us = arch.major in edition.majors and edition.takes(bench.page)
         if is_for_us and edition.library.missing() is None:
-            yield edition.library.distribution, FlashAttentionPrompts(spec=bench.spec, edition=edition)
+            yield (
+                edition.library.distribution,
+                FlashAttentionPrompts(spec=bench.spec, edition=edition, device=ours.device()),
+            )
 
 
 def prompt_ways(bench: Bench, kernels: list[str]) -> Iterator[Way]:
@@ -189,7 +192,7 @@ def planning(way: Way) -> float:
 
 
 def measure(shape: Shape, ways: Callable[[Bench], Iterator[Way]], results: list[dict[str, Any]]) -> bool:
-    """One line a way; whether all that ran are right."""
+    """One line a way; whether all ran and are right."""
     bench = Bench(ours.spec_of(shape.model), shape.rows)
     wanted, right = truth(bench), True
     bound = 0.02 * max(1.0, float(wanted.abs().max()) / 2)
@@ -206,6 +209,7 @@ def measure(shape: Shape, ways: Callable[[Bench], Iterator[Way]], results: list[
             took = bench.microseconds(lambda layer, way=way, plan=plan: way.run(plan, layer))  # type: ignore[misc]
             host = planning(way)
         except Exception as problem:  # noqa: BLE001  one that does not run here: the others go on
+            right = False
             print(f"  {type(problem).__name__}: {str(problem)[:400]}", flush=True)
             continue
         right &= error < bound
@@ -233,9 +237,9 @@ def summary(results: list[dict[str, Any]]) -> None:
         own = min((row["us"] for row in rows if row["way"] in OURS), default=0.0)
         for row in rows:
             if row["way"] not in OURS and row["us"] < FASTER * own:
-                where = f"group={row['group']} row_tokens={row['row_tokens']} context={row['context']}"
+                where = " ".join(f"{key}={row[key]}" for key in ("head_dim", "group", "row_tokens", "context"))
                 kind = "decode" if row["decode"] else "prompts"
-                print(f"  {model} {shape} {kind}: {row['way']} {own / row['us']:.3f} times, head_dim=128 {where}")
+                print(f"  {model} {shape} {kind}: {row['way']} {own / row['us']:.3f} times, {where}")
 
 
 def main() -> int:

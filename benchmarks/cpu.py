@@ -229,14 +229,16 @@ def main() -> None:
     engines += peers(args, max(concurrent))
     runs: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in engines}
     rng = np.random.default_rng(0)
-    for engine in engines:  # warm up
-        engine.generate(prompts_of(rng, 2, 16), 4)
-    for _ in range(args.repeat):
+    try:
+        for engine in engines:  # warm up
+            engine.generate(prompts_of(rng, 2, 16), 4)
+        for _ in range(args.repeat):
+            for engine in engines:
+                runs[engine.name].append(measure(engine, rng, args.decode, cases, concurrent))
+    finally:
         for engine in engines:
-            runs[engine.name].append(measure(engine, rng, args.decode, cases, concurrent))
-    for engine in engines:
-        if isinstance(engine, ProcessPeer):
-            engine.close()
+            if isinstance(engine, ProcessPeer):
+                engine.close()
     report(args, runs)
 
 

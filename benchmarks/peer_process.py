@@ -53,6 +53,7 @@ class ProcessPeer:
             os.sched_setaffinity(0, own)
             # A group of this session: once this process is gone, however, the system wakes and ends what stands still.
             os.setpgid(0, 0)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it does so with this, which `nohup` had ignored
 
         self._process = subprocess.Popen(
             [python, str(script), *arguments],
@@ -109,7 +110,11 @@ def claim_stdout() -> TextIO:
 def serve(engine: Engine, answers: TextIO) -> None:
     """The peer's side: answer until stdin ends."""
     print(json.dumps({"name": engine.name}), file=answers, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        tokens = engine.generate(asked["prompts"], asked["count"])
-        print(json.dumps({"tokens": tokens}), file=answers, flush=True)
+    try:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            tokens = engine.generate(asked["prompts"], asked["count"])
+            print(json.dumps({"tokens": tokens}), file=answers, flush=True)
+    finally:  # workers that it forked hold the pipe too: its end would never be seen
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)

@@ -51,6 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     module = types.ModuleType("huggingface_hub")
     module.snapshot_download = hub.snapshot_download  # type: ignore[attr-defined]
     module.hf_hub_download = hub.hf_hub_download  # type: ignore[attr-defined]
+    module.get_session = lambda: hub  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     return hub

@@ -14,7 +14,7 @@ from attention_cases import make_batch, make_case, spec_of
 
 from tenon_cuda.capabilities import Arch
 from tenon_cuda.ops import installed
-from tenon_cuda.ops.prompt_choice import ChosenPrompts, PromptLibraries
+from tenon_cuda.ops.prompt_choice import ChosenPrompts, PromptLibraries, require
 from tenon_cuda.ops.prompt_table import FLASH_ATTENTION, FLASHINFER, RULES, PromptShape, Rule
 from tenon_cuda.ops.triton_offers import register
 from tenon_cuda.ops.warpgroups import WarpgroupPrompts
@@ -106,14 +106,16 @@ def test_the_layout_is_the_same_whoever_serves(versions: dict[str, str]) -> None
 
 
 def test_a_library_by_name_that_is_not_there_is_an_error(versions: dict[str, str]) -> None:
-    asked(FLASHINFER).require()
-    asked(FLASH_ATTENTION).require()
+    require(FLASHINFER, HOPPER)
+    require(FLASH_ATTENTION, HOPPER)
+    with pytest.raises(ConfigError, match=r"flashinfer: needs sm_80 or newer"):
+        require(FLASHINFER, Arch(7, 5))
     versions.clear()
-    asked().require()
+    require("auto", HOPPER)
     with pytest.raises(ConfigError, match=r"cuda\.attention=flashinfer: flashinfer-python is not installed"):
-        asked(FLASHINFER).require()
+        require(FLASHINFER, HOPPER)
     with pytest.raises(ConfigError, match=r"pip install 'flash_attn_3"):
-        asked(FLASH_ATTENTION).require()
+        require(FLASH_ATTENTION, HOPPER)
     with pytest.raises(ConfigError, match="kernels=torch"):
         CUDAOptions.read({"attention": FLASHINFER, "kernels": "torch"})
     with pytest.raises(ConfigError, match="flash-attention"):

@@ -20,13 +20,14 @@ pytest.importorskip("triton")
 from importlib.metadata import PackageNotFoundError
 
 import torch
-from attention_cases import SMALL, attend, make_batch, make_case, spec_of, truth
+from attention_cases import SMALL, attend, fill, make_batch, make_case, spec_of, truth
 from torch import Tensor
 
 from tenon_cuda.capabilities import Arch
 from tenon_cuda.ops import flash_attention, flashinfer, installed
 from tenon_cuda.ops.flash_attention import EDITIONS, FlashAttentionPrompts
 from tenon_cuda.ops.flashinfer import FlashInferPrompts
+from tenon_platforms.batch import GQAInputs
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import PluginError
@@ -220,13 +221,13 @@ def test_flashinfer_is_told_rows_blocks_and_lengths(fields: str) -> None:
 @pytest.mark.parametrize("fields", FIELDS)
 @pytest.mark.parametrize("edition", EDITIONS[:2], ids=lambda edition: edition.library.distribution)
 def test_flash_attention_is_told_rows_blocks_and_lengths(edition: flash_attention.Edition, fields: str) -> None:
-    check(half(**FIELDS[fields]), FlashAttentionPrompts(spec=half(**FIELDS[fields]), edition=edition))
+    check(half(**FIELDS[fields]), FlashAttentionPrompts(spec=half(**FIELDS[fields]), edition=edition, device=Device()))
 
 
 @pytest.mark.parametrize("fields", ["plain", "both"])
 def test_the_second_edition_has_large_blocks(fields: str) -> None:
     spec = half(**FIELDS[fields])
-    prompts = FlashAttentionPrompts(spec=spec, edition=EDITIONS[2])
+    prompts = FlashAttentionPrompts(spec=spec, edition=EDITIONS[2], device=Device())
     assert not prompts.takes(spec, 64)
     for edition in EDITIONS[:2]:  # these read whole tiles of long blocks, what was never written too
         assert edition.takes(64) and edition.takes(16) and not edition.takes(128)
@@ -236,20 +237,20 @@ def test_the_second_edition_has_large_blocks(fields: str) -> None:
 def test_bidirectional_and_padding_tokens() -> None:
     spec = half(causal=False)
     check(spec, flashinfer_prompts(spec), pad_tokens=3)
-    check(spec, FlashAttentionPrompts(spec=spec, edition=EDITIONS[0]), pad_tokens=3)
+    check(spec, FlashAttentionPrompts(spec=spec, edition=EDITIONS[0], device=Device()), pad_tokens=3)
 
 
 def test_decodes_before_them_stay_with_our_kernel() -> None:
     spec = half()
     check(spec, flashinfer_prompts(spec), rows=MIXED)
-    check(spec, FlashAttentionPrompts(spec=spec, edition=EDITIONS[0]), rows=MIXED)
+    check(spec, FlashAttentionPrompts(spec=spec, edition=EDITIONS[0], device=Device()), rows=MIXED)
 
 
 def test_a_captured_step_keeps_our_kernel() -> None:
     """Its lengths may change with every replay: a plan from the host's would be stale."""
     spec = half()
     case = make_case(spec, PROMPTS, 16)
-    for prompts in (flashinfer_prompts(spec), FlashAttentionPrompts(spec=spec, edition=EDITIONS[0])):
+    for prompts in (flashinfer_prompts(spec), FlashAttentionPrompts(spec=spec, edition=EDITIONS[0], device=Device())):
         backend = backend_of(spec, prompts)
         assert backend.plan(make_batch(case, case.tables)).prompts is not None
         assert backend.plan(make_batch(case, case.tables, static=True)).prompts is None
@@ -267,10 +268,31 @@ def test_flashinfer_asks_for_exact_lengths_and_its_space() -> None:
         case = make_case(spec, [(1, 9)], 16)
         backend.plan(make_batch(case, case.tables, static=True))  # any plan: a decode is the first that is captured
         made = BatchPrefillWithPagedKVCacheWrapper.made
-        assert made == [{"backend": kernels, "bytes": prompts.workspace_bytes}] * flashinfer.TURNS
+        partials = prompts.workspace_bytes - flashinfer.READY * flashinfer.PLAN_BYTES
+        assert made == [{"backend": kernels, "bytes": partials}] * flashinfer.READY
         made.clear()
     # PrefillPlan of its scheduler.cuh: heads * (2 units / kv heads) * 128 rows of values and a logarithm, float32
-    assert ampere.workspace_bytes - flashinfer.LEAST_WORKSPACE == 4 * (2 * 4 // 2) * 128 * (64 + 1) * 4
+    found = flashinfer.partials_bytes(spec, Arch(8, 0), 4)
+    assert found - flashinfer.LEAST_WORKSPACE == 4 * (2 * 4 // 2) * 128 * (64 + 1) * 4
+
+
+def test_plans_that_live_at_once_do_not_share_a_wrapper() -> None:
+    """Groups of layers are planned before the first of them runs, and a next step before the last one ends."""
+    spec = half()
+    backend = backend_of(spec, flashinfer_prompts(spec))
+    planned = []
+    for more in range(4):
+        case = make_case(spec, [(20 + more, 51 + more), (33, 33)], 16)
+        cache, tables = fill(case, backend, torch.float16)
+        planned.append((case, cache, backend.plan(make_batch(case, tables))))
+    for case, cache, plan in planned:
+        found = backend.run(GQAInputs(query=case.query.half(), cache=cache), plan)
+        wanted = truth(case, torch.float16, torch.float16)
+        torch.testing.assert_close(found.double(), wanted, atol=3e-3, rtol=3e-3)
+    BatchPrefillWithPagedKVCacheWrapper.made.clear()
+    del planned, plan
+    backend.plan(make_batch(case, tables))
+    assert not BatchPrefillWithPagedKVCacheWrapper.made, "wrappers of plans that are over are used again"
 
 
 def test_a_plan_waits_for_the_copy_of_the_one_whose_memory_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +313,7 @@ def test_a_plan_waits_for_the_copy_of_the_one_whose_memory_it_takes(monkeypatch:
     batch = make_batch(case, case.tables)
     for _ in range(3):
         backend.plan(batch)
-    assert waited == [0, 1, 2]  # 0 and 1 are of warming, which plans once in every turn
+    assert waited == [0, 1, 2]  # 0 and 1 are of warming, which plans once in every wrapper
 
 
 @pytest.mark.parametrize(
@@ -322,9 +344,9 @@ def test_what_is_not_installed_or_too_new_is_refused(monkeypatch: pytest.MonkeyP
         return versions[name]
 
     monkeypatch.setattr(installed, "version", version)
-    assert "0.5.3 is not one of >=0.6,<0.8" in str(flashinfer.refused(half(), HOPPER))
+    assert "0.5.3 is not one of >=0.6,<0.7" in str(flashinfer.refused(half(), HOPPER))
     del versions["flashinfer-python"]
-    assert "pip install 'flashinfer-python>=0.6,<0.8'" in str(flashinfer.refused(half(), HOPPER))
+    assert "pip install 'flashinfer-python>=0.6,<0.7'" in str(flashinfer.refused(half(), HOPPER))
     assert flash_attention.edition_for(HOPPER) is EDITIONS[1]
     assert flash_attention.edition_for(Arch(8, 6)) is EDITIONS[2]
     assert "no edition" in str(flash_attention.edition_for(Arch(7, 5)))
@@ -340,7 +362,7 @@ def test_a_library_that_does_not_load_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     spec = half()
     case = make_case(spec, PROMPTS, 16)
-    for prompts in (flashinfer_prompts(spec), FlashAttentionPrompts(spec=spec, edition=EDITIONS[0])):
+    for prompts in (flashinfer_prompts(spec), FlashAttentionPrompts(spec=spec, edition=EDITIONS[0], device=Device())):
         with pytest.raises(PluginError, match=r"(?s)does not load.*cuda\.attention=triton"):
             backend_of(spec, prompts).plan(make_batch(case, case.tables))
 

@@ -80,7 +80,7 @@ def _from_hub(repository: str, file: str, revision: str | None, cache_dir: str |
         raise ConfigError(f"{repository}:{file} names no .gguf file of a repository")
     from huggingface_hub import get_session, hf_hub_download, snapshot_download
 
-    get_session().max_redirects = MAX_REDIRECTS
+    get_session().max_redirects = MAX_REDIRECTS  # the client's one session, for whoever else uses it here too
     try:
         if file:
             return Path(

@@ -267,5 +267,5 @@ def test_tables_name_no_such_way_unless_it_was_measured() -> None:
     assert isinstance(add_rms_norm_then(spec, policy_of(None)), No)
     assert isinstance(add_rms_norm_then(spec, policy_of(GEMV).one_tile()), No)
     table = OpTable(platform="thing")
-    register(table, LinearPolicy(table=replace(BANDWIDTH, rules=(Rule(max_tokens=1, way=LIBRARY),))))
+    register(table, LinearPolicy(table=replace(BANDWIDTH, rules=(Rule(max_tokens=1, way=LIBRARY),), normed=())))
     assert "add_rms_norm +" in table.choose(spec).name

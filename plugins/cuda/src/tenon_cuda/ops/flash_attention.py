@@ -2,7 +2,8 @@
 
     cache [blocks, 2, kv heads, block_size, head_dim]  ->  keys, values [blocks, block_size, kv heads, head_dim]
 
-Lengths and tables stay on the device. An edition gives a tensor of its own, which is copied into the step's output.
+Lengths and tables stay on the device. An edition gives a tensor of its own, as large as the queries (64 MiB for 8,192
+tokens of 32 heads of 128), which is copied into the step's output.
 Signatures: flash_attn 2.8 (`flash_attn_varlen_func`), hopper/flash_attn_interface.py (`flash_attn_with_kvcache`) and
 flash_attn/cute/interface.py (`flash_attn_varlen_func`) of the library's repository, August 2026.
 """
@@ -20,12 +21,14 @@ from torch.nn.functional import pad
 
 from tenon_platforms.errors import PluginError
 from tenon_platforms.kernel import No
+from tenon_platforms.torch_dtypes import to_torch
 
 from .installed import Library
 from .prompt_rows import PromptRows, refusal
 
 if TYPE_CHECKING:
     from tenon_platforms.batch import AttentionBatch
+    from tenon_platforms.device import Device
     from tenon_platforms.ops.attention import AttentionSpec
     from tenon_triton.attention.launch import Context
 
@@ -122,13 +125,13 @@ EDITIONS = (  # the first that is installed for the GPU
         majors=(9,),
     ),
     Edition(
-        library=Library(distribution="flash-attn-4", module="flash_attn.cute", versions=">=4.0.0b3,<5"),
+        library=Library(distribution="flash-attn-4", module="flash_attn.cute", versions=">=4.0.0b5,<5"),
         function="flash_attn_varlen_func",
         call=_fourth,
         majors=(9, 10),
     ),
     Edition(
-        library=Library(distribution="flash-attn", module="flash_attn", versions=">=2.6,<3"),
+        library=Library(distribution="flash-attn", module="flash_attn", versions=">=2.7.3,<3"),
         function="flash_attn_varlen_func",
         call=_second,
         majors=(8, 9, 12),
@@ -180,6 +183,7 @@ class FlashAttentionPrompts:
 
     spec: AttentionSpec
     edition: Edition
+    device: Device
     function: Any = field(default=None, init=False)
 
     @property
@@ -194,13 +198,21 @@ class FlashAttentionPrompts:
         return spec == self.spec and self.edition.takes(block_size)
 
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
-        """Import it. Raises `PluginError` where that fails."""
+        """Import it and attend to one token, which compiles what it compiles. Raises `PluginError` where that fails."""
         library = self.edition.library
+        make: dict[str, Any] = {"device": self.device.torch_device, "dtype": to_torch(spec.dtype)}
+        query = torch.zeros(1, spec.num_heads, spec.head_dim, **make)
+        block = torch.zeros(1, block_size, spec.num_kv_heads, spec.head_dim, **make)
+        starts = torch.arange(2, dtype=torch.int32, device=query.device)
+        one = Rows(starts=starts, lengths=starts[1:], table=starts[:1, None], longest=1, longest_context=1)
         try:
             self.function = getattr(importlib.import_module(library.module), self.edition.function)
-        except (ImportError, OSError, AttributeError) as error:
+            self.edition.call(self.function, query, block, block, one, spec)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (ImportError, OSError, AttributeError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             raise PluginError(
-                f"{library.distribution} does not load: {type(error).__name__}: {error}",
+                f"{library.distribution} does not load or attend here: {type(error).__name__}: {error}",
                 remedy=f"reinstall {library.distribution} for this torch, or pass --platform-opt cuda.attention=triton",
             ) from error
 

@@ -2,14 +2,16 @@
 
     cache [blocks, 2, kv heads, block_size, head_dim]
 
-It plans a step on the host, from exact lengths, and copies the plan to the device from pinned memory. While that copy
-waits in the queue the memory may not be written again: plans take turns, and one whose copy is still under way waits.
+It plans a step on the host, from exact lengths, and copies the plan to the device from pinned memory. A plan keeps the
+wrapper that holds it until nobody runs it any more: steps overlap, and one step plans every group of layers. A wrapper
+whose last copy still waits in the queue is waited for before it is planned anew.
 Its kernels are compiled by nvcc when they are first loaded, minutes where no flashinfer-jit-cache is installed.
 """
 
 from __future__ import annotations
 
 import importlib
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +34,29 @@ if TYPE_CHECKING:
 
     from ..capabilities import Arch
 
-LIBRARY = Library(distribution="flashinfer-python", module="flashinfer", versions=">=0.6,<0.8")
+LIBRARY = Library(distribution="flashinfer-python", module="flashinfer", versions=">=0.6,<0.7")
 HEAD_DIMS = (64, 128, 256)
 ARCH_FROM = (8, 0)
 TILE = 128  # query tokens x heads of a group in one program of its "fa2" kernels
 PROGRAMS_PER_UNIT = 2  # it cuts contexts until there are so many
-TURNS = 2  # plans of steps that may be queued at once
+READY = 2  # wrappers made ahead: one step's plan while the next is made; more groups of layers make more
+PLAN_BYTES = 8 << 20  # of device memory that a wrapper keeps its plan in
 LEAST_WORKSPACE = 1 << 20
+
+
+def unavailable(arch: Arch) -> No | None:
+    """Why it serves nothing here, or None."""
+    if (arch.major, arch.minor) < ARCH_FROM:
+        return No(f"needs sm_80 or newer, this GPU is {arch}")
+    return LIBRARY.missing()
 
 
 def refused(spec: AttentionSpec, arch: Arch) -> No | None:
     """Why it does not serve this here, or None."""
-    if (arch.major, arch.minor) < ARCH_FROM:
-        return No(f"needs sm_80 or newer, this GPU is {arch}")
-    return LIBRARY.missing() or refusal(spec, HEAD_DIMS)
+    return unavailable(arch) or refusal(spec, HEAD_DIMS)
 
 
-def workspace_bytes(spec: AttentionSpec, arch: Arch, compute_units: int) -> int:
+def partials_bytes(spec: AttentionSpec, arch: Arch, compute_units: int) -> int:
     """Of partial results, float32 values and one logarithm a head: what its "fa2" planner asks for at most.
 
     Its Hopper kernels cut no context.
@@ -63,7 +71,15 @@ def _kernels(arch: Arch) -> str:
     return "fa3" if (arch.major, arch.minor) == (9, 0) else "fa2"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
+class Slot:
+    """A wrapper, and the copy of its last plan."""
+
+    wrapper: Any
+    copy: Event | None = None
+
+
+@dataclass(kw_only=True)  # without slots: the end of its life gives the wrapper back
 class FlashInferPlan:
     """One step's prompts, planned in `wrapper`."""
 
@@ -85,12 +101,11 @@ class FlashInferPrompts:
     arch: Arch
     compute_units: int
     _space: Tensor = field(init=False)  # used by one launch after the other
-    _wrappers: list[Any] = field(default_factory=list, init=False)
-    _copies: list[Event | None] = field(default_factory=list, init=False)
-    _turn: int = field(default=0, init=False)
+    _library: Any = field(default=None, init=False)
+    _free: list[Slot] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self._space = self.device.zeros((self.workspace_bytes,), torch.uint8)
+        self._space = self.device.zeros((partials_bytes(self.spec, self.arch, self.compute_units),), torch.uint8)
 
     @property
     def needs_exact_host_lengths(self) -> bool:
@@ -98,7 +113,7 @@ class FlashInferPrompts:
 
     @property
     def workspace_bytes(self) -> int:
-        return workspace_bytes(self.spec, self.arch, self.compute_units)
+        return self._space.nbytes + READY * PLAN_BYTES
 
     def takes(self, spec: AttentionSpec, block_size: int) -> bool:
         return spec == self.spec
@@ -106,17 +121,15 @@ class FlashInferPrompts:
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
         """Import it, and compile or load its kernels. Raises `PluginError` where that fails."""
         try:
-            library = importlib.import_module(LIBRARY.module)
-            self._wrappers = [
-                library.BatchPrefillWithPagedKVCacheWrapper(self._space, kv_layout="HND", backend=_kernels(self.arch))
-                for _ in range(TURNS)
-            ]
-            self._copies = [None] * TURNS
+            self._library = importlib.import_module(LIBRARY.module)
+            self._free = [self._made() for _ in range(READY)]
             one = np.ones(1, dtype=np.int32)
             nothing = torch.zeros(1, dtype=torch.int32, device=self.device.torch_device)
-            for _ in range(TURNS):
-                self._planned(one, one, nothing, block_size)
-        except (ImportError, OSError, RuntimeError) as error:
+            for slot in self._free:
+                self._fill(slot, one, one, nothing, block_size)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
             raise PluginError(
                 f"{LIBRARY.distribution} does not load its attention kernels: {type(error).__name__}: {error}",
                 remedy="install the flashinfer-jit-cache of its version, or nvcc for it to compile them, or pass"
@@ -128,18 +141,23 @@ class FlashInferPrompts:
         if rows is None:
             return None
         blocks = -(-rows.seq_lens // batch.block_size)
-        wrapper = self._planned(rows.query_lens, rows.seq_lens, _block_numbers(batch, rows, blocks), batch.block_size)
-        return FlashInferPlan(wrapper=wrapper, rows=rows)
+        slot = self._free.pop(0) if self._free else self._made()  # the one whose copy is oldest
+        plan = FlashInferPlan(wrapper=slot.wrapper, rows=rows)
+        weakref.finalize(plan, self._free.append, slot).atexit = False
+        self._fill(slot, rows.query_lens, rows.seq_lens, _block_numbers(batch, rows, blocks), batch.block_size)
+        return plan
 
-    def _planned(self, query_lens: Ints, seq_lens: Ints, blocks: Tensor, block_size: int) -> Any:
-        """The wrapper whose turn it is, planned for rows of these lengths, whose int32 `blocks` follow each other."""
-        turn, spec = self._turn, self.spec
-        self._turn = (turn + 1) % TURNS
-        wrapper, copy = self._wrappers[turn], self._copies[turn]
-        if copy is not None:
-            copy.wait()
+    def _made(self) -> Slot:
+        make = self._library.BatchPrefillWithPagedKVCacheWrapper
+        return Slot(make(self._space, kv_layout="HND", backend=_kernels(self.arch)))
+
+    def _fill(self, slot: Slot, query_lens: Ints, seq_lens: Ints, blocks: Tensor, block_size: int) -> None:
+        """Plan rows of these lengths in a wrapper; their int32 `blocks` follow each other."""
+        spec = self.spec
+        if slot.copy is not None:
+            slot.copy.wait()
         counts = (-(-seq_lens // block_size)).astype(np.int32)
-        wrapper.plan(
+        slot.wrapper.plan(
             torch.from_numpy(cumulated(query_lens)),
             torch.from_numpy(cumulated(counts)),
             blocks,
@@ -155,8 +173,7 @@ class FlashInferPrompts:
             q_data_type=to_torch(spec.dtype),
             kv_data_type=to_torch(spec.kv_dtype),
         )
-        self._copies[turn] = self.device.event()
-        return wrapper
+        slot.copy = self.device.event()
 
 
 def _block_numbers(batch: AttentionBatch, rows: PromptRows, counts: Ints) -> Tensor:

@@ -15,7 +15,7 @@ from tenon_platforms.ops.table import OpTable
 
 from ..options import CUDAOptions
 from . import fp8, linear
-from .prompt_choice import PromptLibraries
+from .prompt_choice import PromptLibraries, require
 from .warpgroups import WarpgroupPrompts
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
     table.offer(MergedLinearSpec, "cublas", linear.cublas)
     if settings.kernels == "torch":
         return
+    require(settings.attention, arch)
     if find_spec(LIBRARY) is None:
         LOG.warning("tenon-triton is not installed: most ops run on slow reference kernels (pip install tenon-triton)")
         return
@@ -53,6 +54,5 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
     libraries = PromptLibraries(
         attention=settings.attention, device=device, arch=arch, compute_units=facts.compute_units
     )
-    libraries.require()
     prompts = WarpgroupPrompts(arch)
     triton_offers.register(table, device, facts, settings, long_prompts=prompts, libraries=libraries)

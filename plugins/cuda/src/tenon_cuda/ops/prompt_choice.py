@@ -6,8 +6,9 @@ Layout, decodes, writing and copying are the Triton backend's in every case.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tenon_platforms.errors import ConfigError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..capabilities import Arch
 
 AUTO, TRITON = "auto", "triton"
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class ChosenPrompts:
     rules: tuple[Rule, ...]
     forced: str | None
     own: LongPrompts | None
+    _is_told: bool = field(default=False, init=False)
 
     @property
     def needs_exact_host_lengths(self) -> bool:
@@ -51,6 +54,14 @@ class ChosenPrompts:
         return sum(one.workspace_bytes for one in self._all())
 
     def takes(self, spec: AttentionSpec, block_size: int) -> bool:
+        if self.forced and not self._is_told and not self.libraries[self.forced].takes(spec, block_size):
+            self._is_told = True
+            LOG.warning(
+                "cuda.attention=%s: it takes no blocks of %d tokens, prompts go through our kernels;"
+                " flash-attn 2 wants --platform-opt cuda.kv_block_size=256, its other editions at most 64",
+                self.forced,
+                block_size,
+            )
         return any(one.takes(spec, block_size) for one in self._all())
 
     def warm(self, spec: AttentionSpec, block_size: int) -> None:
@@ -82,6 +93,21 @@ class ChosenPrompts:
         return tuple(one for one in (*self.libraries.values(), self.own) if one is not None)
 
 
+def require(attention: str, arch: Arch) -> None:
+    """Raises `ConfigError` where the operator named a library that is not there, or not for this GPU."""
+    missing: No | None = None
+    if attention == FLASHINFER:
+        missing = flashinfer.unavailable(arch)
+    elif attention == FLASH_ATTENTION:
+        edition = flash_attention.edition_for(arch)
+        missing = edition if isinstance(edition, No) else None
+    if missing is not None:
+        raise ConfigError(
+            f"--platform-opt cuda.attention={attention}: {missing.reason}",
+            remedy=missing.alternative or "leave the option out",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLibraries:
     """What is asked of libraries on one GPU. attention: the option; rules: `prompt_table`'s."""
@@ -91,20 +117,6 @@ class PromptLibraries:
     arch: Arch
     compute_units: int
     rules: tuple[Rule, ...] = RULES
-
-    def require(self) -> None:
-        """Raises `ConfigError` where the operator named a library that is not there: never quietly another."""
-        missing: No | None = None
-        if self.attention == FLASHINFER:
-            missing = flashinfer.LIBRARY.missing()
-        elif self.attention == FLASH_ATTENTION:
-            edition = flash_attention.edition_for(self.arch)
-            missing = edition if isinstance(edition, No) else None
-        if missing is not None:
-            raise ConfigError(
-                f"--platform-opt cuda.attention={self.attention}: {missing.reason}",
-                remedy=missing.alternative or "leave the option out",
-            )
 
     def prompts(self, spec: AttentionSpec, own: LongPrompts | None) -> ChosenPrompts | No:
         """Those libraries that serve `spec` beside `own`, or why none does."""
@@ -137,7 +149,8 @@ def _flash_attention(asked: PromptLibraries, spec: AttentionSpec) -> LongPrompts
     edition = flash_attention.edition_for(asked.arch)
     if isinstance(edition, No):
         return edition
-    return flash_attention.refused(spec, asked.arch) or FlashAttentionPrompts(spec=spec, edition=edition)
+    refused = flash_attention.refused(spec, asked.arch)
+    return refused or FlashAttentionPrompts(spec=spec, edition=edition, device=asked.device)
 
 
 MAKERS: dict[str, Callable[[PromptLibraries, AttentionSpec], LongPrompts | No]] = {

@@ -5,6 +5,7 @@ Which kernels there are and what they understand is the library's to say (`tenon
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from tenon_triton.ops import offers
 from tenon_triton.ops.linear import LinearPolicy
 
 from ..capabilities import Arch
-from ..options import CUDAOptions
+from ..options import LIBRARIES, CUDAOptions
 
 if TYPE_CHECKING:
     from tenon_platforms.device import Device
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from .prompt_choice import PromptLibraries
 
+LOG = logging.getLogger(__name__)
 PRIORITY = 10
 LIBRARY_FEATURES = attention.FEATURES - {"attention.sinks"}
 ASYNC_COPIES_FROM = (8, 0)
@@ -78,6 +80,8 @@ def register(
             return kernel
         return replace(kernel, name=f"triton.paged, prompts by {' or '.join(chosen.libraries)}")
 
+    if table.batch_invariant and settings.attention in LIBRARIES:
+        LOG.warning("cuda.attention=%s: batch-invariant kernels are asked for, no library's are", settings.attention)
     if libraries is not None:
         name, ask = "triton.paged, prompts by libraries", partial(by_libraries, asked=libraries)
         table.offer(AttentionSpec, name, ask, features=LIBRARY_FEATURES, priority=PRIORITY + 1)
