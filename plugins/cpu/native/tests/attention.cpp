@@ -35,8 +35,8 @@ struct Row {
     std::vector<uint16_t> keys, values;
 };
 
-// softmax(scale q k) v of a query that sees `seen` tokens, in float64; out [dim].
-void attend(const Row& row, const uint16_t* query, int seen, int kv_heads, int kv_head, int dim, double scale, double* out) {
+// softmax(scale q k) v of a query that sees `seen` tokens, in float64; out [dim]; sizes [dim]: the same of magnitudes.
+void attend(const Row& row, const uint16_t* query, int seen, int kv_heads, int kv_head, int dim, double scale, double* out, double* sizes) {
     std::vector<double> weights(static_cast<size_t>(seen));
     double top = -1e300, total = 0;
     for (int t = 0; t < seen; ++t) {
@@ -47,8 +47,12 @@ void attend(const Row& row, const uint16_t* query, int seen, int kv_heads, int k
     }
     for (double& weight : weights) total += weight = std::exp(weight - top);
     for (int d = 0; d < dim; ++d) {
-        out[d] = 0;
-        for (int t = 0; t < seen; ++t) out[d] += weights[static_cast<size_t>(t)] / total * value_of(row.values[static_cast<size_t>((t * kv_heads + kv_head) * dim + d)]);
+        out[d] = sizes[d] = 0;
+        for (int t = 0; t < seen; ++t) {
+            const double part = weights[static_cast<size_t>(t)] / total * value_of(row.values[static_cast<size_t>((t * kv_heads + kv_head) * dim + d)]);
+            out[d] += part;
+            sizes[d] += std::fabs(part);
+        }
     }
 }
 
@@ -90,16 +94,17 @@ bool attention_is_right(int heads, int kv_heads, int dim) {
                                            counters.data(), most, tokens, line * 2 * BLOCK_SIZE, BLOCK_SIZE, heads, kv_heads, dim, 0, 1,
                                            1, 1, scale, 0.0f};
     if (tenon_attention(&params) != TENON_OK) return false;
-    std::vector<double> exact(static_cast<size_t>(dim));
+    std::vector<double> exact(static_cast<size_t>(dim)), sizes(exact.size());
     for (int32_t r = 0; r < count; ++r)
         for (int q = 0; q < rows[static_cast<size_t>(r)].count; ++q)
             for (int h = 0; h < heads; ++h) {
                 const Row& row = rows[static_cast<size_t>(r)];
                 const size_t at = static_cast<size_t>(((starts[static_cast<size_t>(r)] + q) * heads + h) * dim);
-                attend(row, query.data() + at, row.length - row.count + q + 1, kv_heads, h / (heads / kv_heads), dim, static_cast<double>(scale), exact.data());
+                attend(row, query.data() + at, row.length - row.count + q + 1, kv_heads, h / (heads / kv_heads), dim, static_cast<double>(scale), exact.data(), sizes.data());
                 for (int d = 0; d < dim; ++d) {
-                    // half a step of bfloat16 and what scores of up to 2 * 2 * dim / sqrt(dim) lose in float32
-                    const double found = value_of(output[at + static_cast<size_t>(d)]), allowed = std::fabs(exact[static_cast<size_t>(d)]) / 256 + 1e-4;
+                    // half a step of bfloat16 and what scores of up to 2 * 2 * dim / sqrt(dim) lose in float32; with AMX half a step of every weight too
+                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 512 : 0;
+                    const double allowed = std::fabs(exact[static_cast<size_t>(d)]) / 256 + rounded + 1e-4;
                     if (std::fabs(found - exact[static_cast<size_t>(d)]) <= allowed) continue;
                     std::fprintf(stderr, "isa %d, %d heads of %d: attention of row %d, query %d, head %d at %d is %g, not %g\n", tenon_cpu_isa(), heads, dim,
                                  r, q, h, d, found, exact[static_cast<size_t>(d)]);

@@ -102,7 +102,7 @@ static void _tile_dpbf16ps(int sums, int a, int b) {
 #include "linear/fine.inl"
 #include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
-#include "attention/score_tiles.inl"
+#include "attention/attention_tiles.inl"
 
 static uint32_t state = 1;
 static uint16_t random_bf16() {  // 0.5 to 1, of either sign
@@ -146,7 +146,7 @@ static bool are_scores_right(int rows, int dim) {
     for (auto& value : query) value = random_bf16();
     for (auto& value : keys) value = random_bf16();
     for (int d = 0; d < dim; ++d) keys[static_cast<size_t>(d / 2 * 32 + 2 * 5 + d % 2)] = 0x7fc0;
-    configure_scores(rows);
+    configure_attention(rows);
     score_tiles(query.data(), rows, dim, keys.data(), scores.data());
     for (int r = 0; r < rows; ++r)
         for (int t = 0; t < KEY_BLOCK; ++t) {
@@ -155,6 +155,29 @@ static bool are_scores_right(int rows, int dim) {
             const float found = scores[static_cast<size_t>(r * KEY_BLOCK + t)];
             if (t == 5 ? found != found : std::fabs(exact - static_cast<double>(found)) <= 1e-5 * dim) continue;
             std::fprintf(stderr, "emulated tiles: %d queries, %d dims: score [%d, %d] is %g\n", rows, dim, r, t, static_cast<double>(found));
+            return false;
+        }
+    return true;
+}
+
+// Weights [rows, 16] and a tile of values, [8, dim, 2], whose last tokens nobody has written, are added to sums.
+static bool are_mixtures_right(int rows, int dim, int count) {
+    std::vector<uint16_t> weights(static_cast<size_t>(rows * 2 * KEY_BLOCK)), values(static_cast<size_t>(TILE * dim)), kept(values.size(), 0x7fc0);
+    std::vector<float> sums(static_cast<size_t>(rows * dim), 7.0f);
+    for (auto& value : weights) value = random_bf16();
+    for (auto& value : values) value = random_bf16();
+    for (int t = count; t < TILE; ++t)
+        for (int d = 0; d < dim; ++d) values[static_cast<size_t>(2 * (t / 2 * dim + d) + t % 2)] = 0x7fc0;
+    copy_values(values.data(), count, dim, kept.data());
+    configure_attention(rows);
+    mix_tiles(weights.data(), rows, dim, kept.data(), sums.data());
+    for (int r = 0; r < rows; ++r)
+        for (int d = 0; d < dim; ++d) {
+            double exact = 7;
+            for (int t = 0; t < count; ++t) exact += static_cast<double>(bf16_at(weights.data(), r * 2 * KEY_BLOCK + t)) * bf16_at(values.data(), 2 * (t / 2 * dim + d) + t % 2);
+            const float found = sums[static_cast<size_t>(r * dim + d)];
+            if (std::fabs(exact - static_cast<double>(found)) <= 1e-5 * TILE) continue;
+            std::fprintf(stderr, "emulated tiles: %d rows, %d dims, %d tokens: mixture [%d, %d] is %g\n", rows, dim, count, r, d, static_cast<double>(found));
             return false;
         }
     return true;
@@ -239,6 +262,9 @@ bool emulated_tiles_are_right() {
             for (const bool pair : {false, true}) right = right && is_right(columns, tokens, pair);
     for (const int rows : {1, 3, 15, 16, 17, 32, 63, 64, 71})
         for (const int dim : {16, 32, 48, 64, 128}) right = right && are_scores_right(rows, dim);
+    for (const int rows : {1, 3, 15, 16, 17, 63, 64})
+        for (const int dim : {16, 48, 64, 80, 128})
+            for (const int count : {1, 6, 15, 16}) right = right && are_mixtures_right(rows, dim, count);
     for (const int64_t tokens : {1, 8, 16, 23, 32, 45}) right = right && have_same_bits(tokens);
     return right && faults == 0;
 }

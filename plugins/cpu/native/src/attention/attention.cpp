@@ -16,7 +16,7 @@ namespace {
 #if TENON_LEVEL_NUMBER == 4
 #include "tile_config.inl"
 
-#include "attention/score_tiles.inl"
+#include "attention/attention_tiles.inl"
 #endif
 #include "attention/attention.inl"
 #include "attention/kv_cache.inl"

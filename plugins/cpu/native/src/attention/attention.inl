@@ -77,40 +77,6 @@ static void score_rows(const float* query, int rows, int dim, const KV* keys, fl
     }
 }
 
-// How a unit's queries are taken, row by row, and scored with a tile of keys.
-template <class T, class KV>
-struct Scores {
-    static void take(const T* query, int dim, float scale, float* rows, int r) {
-        const Vec by = vset(scale);
-        for (int d = 0; d < dim; d += W) vstore(rows + r * dim + d, vload(query + d) * by);
-    }
-    static void begin(int) {}
-    static void of(const float* query, int rows, int dim, float, const KV* keys, float* scores) {
-        score_rows<KV>(query, rows, dim, keys, scores);
-    }
-    static void end() {}
-};
-
-#if TENON_LEVEL_NUMBER == 4
-template <>
-struct Scores<BF16, BF16> {  // by AMX: queries stay as they are, scores are scaled
-    static void take(const BF16* query, int dim, float, float* rows, int r) {
-        __builtin_memcpy(reinterpret_cast<BF16*>(rows) + r * dim, query, sizeof(BF16) * dim);
-    }
-    static void begin(int rows) {
-        stores_are_done();
-        configure_scores(rows);
-    }
-    static void of(const float* query, int rows, int dim, float scale, const BF16* keys, float* scores) {
-        const Vec by = vset(scale);
-        score_tiles(reinterpret_cast<const uint16_t*>(query), rows, dim, &keys->bits, scores);
-        for (int r = 0; r < rows; ++r, scores += KEY_BLOCK)
-            for (int i = 0; i < TILE; i += W) vstore(scores + i, vload(scores + i) * by);
-    }
-    static void end() { _tile_release(); }
-};
-#endif
-
 // sums [R, C vectors from d] += weights [R, count] * values [count, dim]
 template <class KV, int R, int C>
 static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums) {
@@ -166,13 +132,67 @@ static void mix_rows(const float* weights, int rows, const KV* values, int count
     }
 }
 
-// A thread's memory: queries and sums [QUERY_ROWS + group, dim], scores [.., KEY_BLOCK], top and total [..].
+// A unit's two products, with one tile of the cache at a time: queries are taken row by row, scored with keys, and once the
+// scores of a key block are weights, values are mixed by them.
+template <class T, class KV>
+struct Products {
+    static void take(const T* query, int dim, float scale, float* rows, int r) {
+        const Vec by = vset(scale);
+        for (int d = 0; d < dim; d += W) vstore(rows + r * dim + d, vload(query + d) * by);
+    }
+    static void begin(int) {}
+    static void score(const float* query, int rows, int dim, float, const KV* keys, float* scores) {
+        score_rows<KV>(query, rows, dim, keys, scores);
+    }
+    static void are_weights(float*, int, int) {}
+    static void mix(const float* scores, int first, int rows, const KV* values, int count, int dim, float*, float* sums) {
+        mix_rows<KV>(scores + first, rows, values, count, dim, sums);
+    }
+    static void end() {}
+};
+
+#if TENON_LEVEL_NUMBER == 4
+template <>
+struct Products<BF16, BF16> {  // by AMX: queries stay as they are, scores are scaled, weights are rounded to bfloat16
+    static void take(const BF16* query, int dim, float, float* rows, int r) {
+        __builtin_memcpy(reinterpret_cast<BF16*>(rows) + r * dim, query, sizeof(BF16) * dim);
+    }
+    static void begin(int rows) {
+        stores_are_done();
+        configure_attention(rows);
+    }
+    static void score(const float* query, int rows, int dim, float scale, const BF16* keys, float* scores) {
+        const Vec by = vset(scale);
+        score_tiles(reinterpret_cast<const uint16_t*>(query), rows, dim, &keys->bits, scores);
+        for (int r = 0; r < rows; ++r, scores += KEY_BLOCK)
+            for (int i = 0; i < TILE; i += W) vstore(scores + i, vload(scores + i) * by);
+    }
+    static void are_weights(float* scores, int rows, int width) {  // a row's halves lie where its floats began
+        for (int r = 0; r < rows; ++r, scores += KEY_BLOCK)
+            for (int i = 0; i < width; i += W) vstore(reinterpret_cast<BF16*>(scores) + i, vload(scores + i));
+        stores_are_done();
+    }
+    static void mix(const float* scores, int first, int rows, const BF16* values, int count, int dim, float* tail, float* sums) {
+        const uint16_t* from = &values->bits;
+        if (count < TILE) {
+            copy_values(from, count, dim, reinterpret_cast<uint16_t*>(tail));
+            from = reinterpret_cast<const uint16_t*>(tail);
+            stores_are_done();
+        }
+        mix_tiles(reinterpret_cast<const uint16_t*>(scores) + first, rows, dim, from, sums);
+    }
+    static void end() { _tile_release(); }
+};
+#endif
+
+// A thread's memory: queries and sums [QUERY_ROWS + group, dim], scores [.., KEY_BLOCK], top and total [..], a tile of values.
 struct UnitMemory {
     float* query;
     float* sums;
     float* scores;
     float* top;
     float* total;
+    float* tail;
 };
 
 struct Unit {
@@ -239,17 +259,17 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
     for (int r = 0; r < rows; ++r) {
         const int64_t token = unit.row->query_start + unit.first_query + r / group;
         const T* query = static_cast<const T*>(p.query) + (token * p.heads + unit.kv_head * group + r % group) * dim;
-        Scores<T, KV>::take(query, dim, p.scale, memory.query, r);
+        Products<T, KV>::take(query, dim, p.scale, memory.query, r);
         for (int d = 0; d < dim; d += W) vstore(memory.sums + r * dim + d, vzero());
         memory.top[r] = NEGATIVE_INFINITY;
         memory.total[r] = 0;
     }
-    Scores<T, KV>::begin(rows);
+    Products<T, KV>::begin(rows);
     for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
         const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + TILE - 1) / TILE * TILE;
         for (int t = 0; t < width; t += TILE) {
             if (asks) ask_for(tile_at<KV>(p, unit, key + t, true), dim);
-            Scores<T, KV>::of(memory.query, rows, dim, p.scale, tile_at<KV>(p, unit, key + t, false), memory.scores + t);
+            Products<T, KV>::score(memory.query, rows, dim, p.scale, tile_at<KV>(p, unit, key + t, false), memory.scores + t);
         }
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
@@ -257,15 +277,16 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
             const int from = p.window ? most(0, position + 1 - p.window - key) : 0;
             soften(p, memory.scores + r * KEY_BLOCK, least(from, width), most(to, 0), width, memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
+        Products<T, KV>::are_weights(memory.scores, rows, width);
         const bool is_last = key + KEY_BLOCK >= unit.end_key;
         const Unit* then = !asks ? nullptr : is_last ? next : &unit;
         const int then_key = then == nullptr ? 0 : is_last ? then->first_key : key + KEY_BLOCK;
         for (int t = 0; t < width; t += TILE) {
             if (then != nullptr && then_key + t < then->end_key) ask_for(tile_at<KV>(p, *then, then_key + t, false), dim);
-            mix_rows<KV>(memory.scores + t, rows, tile_at<KV>(p, unit, key + t, true), least(TILE, count - t), dim, memory.sums);
+            Products<T, KV>::mix(memory.scores, t, rows, tile_at<KV>(p, unit, key + t, true), least(TILE, count - t), dim, memory.tail, memory.sums);
         }
     }
-    Scores<T, KV>::end();
+    Products<T, KV>::end();
 }
 
 // sums / total to the output's row, with a sink in the total.
@@ -361,7 +382,8 @@ template <class T, class KV>
 static void attend(const AttentionParams& p, int thread, float* scratch) {
     const int group = p.heads / p.kv_heads, most_rows = group > QUERY_ROWS ? group : QUERY_ROWS;
     const UnitMemory memory{scratch, scratch + most_rows * p.dim, scratch + 2 * most_rows * p.dim,
-                            scratch + most_rows * (2 * p.dim + KEY_BLOCK), scratch + most_rows * (2 * p.dim + KEY_BLOCK + 1)};
+                            scratch + most_rows * (2 * p.dim + KEY_BLOCK), scratch + most_rows * (2 * p.dim + KEY_BLOCK + 1),
+                            scratch + most_rows * (2 * p.dim + KEY_BLOCK + 2)};
     const int num_rows = p.plan[1];
     const RowPlan* rows = reinterpret_cast<const RowPlan*>(p.plan + PLAN_HEADER);
     const PlanBound* bounds = reinterpret_cast<const PlanBound*>(rows + num_rows);
