@@ -42,7 +42,7 @@ class WarpgroupGated:
         """Why the kernel does not compute this here, or None. Weights are taken as they are prepared: not in FP8."""
         product = spec.gate_up
         if self.arch != ARCH:
-            return No(f"has products of {ARCH} alone, not of {self.arch}")
+            return No(f"is written for {ARCH}, not {self.arch}")
         if product.dtype != DType.BFLOAT16 or spec.down.dtype != DType.BFLOAT16:
             return No(f"multiplies bfloat16, not {product.dtype} and {spec.down.dtype}", "--dtype bfloat16")
         if spec.activation != "silu":
