@@ -193,7 +193,7 @@ def pairs() -> None:
 
 
 def gated_rows() -> None:
-    """gate|up of many rows on warp groups, beside the product followed by the activation; half a second each, since
+    """gate|up of many rows on warp groups, beside the product followed by the activation; a third of a second each, since
     such a load lowers the clock. *taken*: where it is used.
     """
     arch = Arch(*torch.cuda.get_device_capability(DEVICE))
@@ -205,7 +205,7 @@ def gated_rows() -> None:
         held = [weight_of(out, inner, fp8=False).weight for _ in range(3 if name != "0.6b" else 24)]
         for tokens in (256, 512, 640, 768, 896, 1000, 1024, 1536, 2048, 4096, 8192):
             x = torch.randn(tokens, inner, device=DEVICE, dtype=BF16)
-            times = max(1, min(3000, int(0.07 * 7e14 / (2.0 * tokens * out * inner))) // len(held))
+            times = max(1, min(3000, int(0.06 * 7e14 / (2.0 * tokens * out * inner))) // len(held))
             two = timed([lambda w=w: mlp.multiply(torch.nn.functional.linear(x, w), "silu") for w in held * times], 5)
             one = timed([lambda w=w: many.run(x, w) for w in held * times], 5)
             taken = many.pays(tokens, out // 2)

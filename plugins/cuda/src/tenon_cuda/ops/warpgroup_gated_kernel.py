@@ -190,7 +190,7 @@ def multiply(out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["rows"])
+@gluon.jit(do_not_specialize=["rows", "features", "steps"])  # one compilation for every model
 def warpgroup_gated_kernel(out, x, weight, rows, features, steps):
     """out [rows, features] = silu(x weight[:features]^T) * (x weight[features:]^T), bfloat16, by their `descriptors`.
 
