@@ -193,8 +193,8 @@ def pairs() -> None:
 
 
 def gated_rows() -> None:
-    """gate|up of many rows on warp groups, beside the product followed by the activation; a third of a second each, since
-    such a load lowers the clock. *taken*: where it is used.
+    """gate|up of many rows on warp groups, beside the product followed by the activation; a third of a second each,
+    since such a load lowers the clock. *taken*: where it is used.
     """
     arch = Arch(*torch.cuda.get_device_capability(DEVICE))
     if arch != ARCH:
