@@ -21,12 +21,14 @@ from tenon_cuda.ops.warpgroup_gated_kernel import warpgroup_gated_kernel
 from tenon_cuda.ops.warpgroup_kernel import warpgroup_prefill_kernel
 from tenon_cuda.ops.warpgroups import REGISTERS
 
-LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+LINE = 128  # bytes
+BYTES = {"bf16": 2, "fp16": 2, "fp8e4nv": 1}
 
 
 def lines(dtype: str, height: int) -> str:
     """A descriptor's type: of boxes of so many lines, 128 bytes each."""
-    return f"tensordesc<{dtype}[{height},64],{LAYOUT!r}>"
+    layout = NVMMASharedLayout(swizzle_byte_width=LINE, element_bitwidth=8 * BYTES[dtype], rank=2)
+    return f"tensordesc<{dtype}[{height},{LINE // BYTES[dtype]}],{layout!r}>"
 
 
 def prompts(dtype: str, group: int, *, causal: bool) -> Entry:
@@ -41,11 +43,11 @@ def prompts(dtype: str, group: int, *, causal: bool) -> Entry:
     return Entry(kernel=warpgroup_prefill_kernel, arguments=arguments, registers=REGISTERS)
 
 
-def gated() -> Entry:
+def gated(dtype: str, scale: str | None, group: int) -> Entry:
     """What is launched for a gated MLP's first product."""
     arguments = {
-        "out": lines("bf16", 64), "x": lines("bf16", 128), "weight": lines("bf16", 128), "rows": "i32",
-        "features": "i32", "steps": "i32",
+        "out": lines("bf16", 64), "x": lines(dtype, 128), "weight": lines(dtype, 128), "x_scale": scale, "scale": scale,
+        "rows": "i32", "features": "i32", "steps": "i32", "GROUP": group,
     }  # fmt: skip
     return Entry(kernel=warpgroup_gated_kernel, arguments=arguments, registers=REGISTERS)
 
@@ -53,11 +55,12 @@ def gated() -> Entry:
 def main() -> None:
     """A line a kernel; raises where one does not compile."""
     entries = {
-        "bf16": prompts("bf16", 4, causal=True), "fp16": prompts("fp16", 1, causal=False), "gated": gated()
+        "bf16": prompts("bf16", 4, causal=True), "fp16": prompts("fp16", 1, causal=False),
+        "gated": gated("bf16", None, 8), "gated8": gated("fp8e4nv", "*fp32", 16),
     }  # fmt: skip
     for name, one in entries.items():
         compiled = triton.compile(source_of(one, early=False), target=target_of("cuda:90"), options=one.options)
-        products = ",".join(sorted(set(re.findall(r"wgmma\.mma_async\S*\.(m64n\d+k16)", compiled.asm["ptx"]))))
+        products = ",".join(sorted(set(re.findall(r"wgmma\.mma_async\S*\.(m64n\d+k\d+)", compiled.asm["ptx"]))))
         print(f"{name} shared={compiled.metadata.shared} spills={spills(compiled)} products={products}", flush=True)
 
 

@@ -65,7 +65,10 @@ def test_it_says_why_not(spec: GatedMLPSpec, reason: str) -> None:
 
 
 def test_it_takes_gated_mlps_of_hopper() -> None:
-    assert HOPPER.refused(spec_of()) is None
+    assert HOPPER.refused(spec_of()) is None and HOPPER.refused(spec_of(scheme=FP8Channel()), float8=True) is None
+    for odd in (spec_of(hidden=4104), spec_of(inner=14344)):  # bulk copies of FP8 begin at multiples of 16 columns
+        refused = HOPPER.refused(odd, float8=True)
+        assert HOPPER.refused(odd) is None and "multiples of 16" in str(refused)
     assert HOPPER.refused(spec_of(hidden=1032, inner=3080)) is None
     for arch in (Arch(8, 0), Arch(8, 9), Arch(10, 0), Arch(12, 0)):
         assert str(arch) in str(replace(HOPPER, arch=arch).refused(spec_of()))
@@ -78,6 +81,14 @@ def test_it_pays_where_rows_fill_its_rounds() -> None:
     assert HOPPER.pays(951, 14336) and not HOPPER.pays(950, 14336)  # 924 places for tiles in 7 rounds: 90 % are 831.6
     assert not HOPPER.pays(128, 132 * 128), "a full round of few rows is the library's"
     assert HOPPER.pays(512, 132 * 128) and not HOPPER.pays(512, 132 * 128 + 8)
+
+
+def test_fp8_pays_from_more_rows_on() -> None:
+    measured = {0: False, 512: False, 1024: True, 2048: True, 4096: True, 8192: True}
+    assert {rows: HOPPER.pays(rows, 14336, float8=True) for rows in measured} == measured
+    assert HOPPER.pays(1000, 14336) and not HOPPER.pays(1000, 14336, float8=True)
+    assert HOPPER.pays(1024, 66 * 128, float8=True), "eight times 66 tiles are four whole rounds"
+    assert not HOPPER.pays(1024, 70 * 128, float8=True), "of five rounds the last is a quarter full"
 
 
 def chosen(
@@ -101,15 +112,23 @@ def test_it_is_asked_first(spec: Spec, offer: str) -> None:
     name, refused = chosen(spec)
     assert name.endswith("activation fused, many rows on warp groups") and not refused
     name, refused = chosen(spec, CUDAOptions(quantize="fp8"))
-    assert "warp groups" not in name and "not FP8" in refused[offer]
+    assert name.endswith("activation fused, many rows on warp groups") and not refused
     name, refused = chosen(spec, many=replace(HOPPER, arch=Arch(8, 0)))
     assert "warp groups" not in name and "sm_80" in refused[offer]
     name, refused = chosen(spec, batch_invariant=True)
     assert "warp groups" not in name and "batch-invariant" in refused[offer]
 
 
-def test_checkpoints_in_fp8_and_other_products_are_left_to_the_library() -> None:
-    _, refused = chosen(spec_of(scheme=FP8Channel()))
-    assert "not FP8" in refused["triton.gated_mlp, many rows on warp groups"]
+def test_checkpoints_in_fp8_are_taken_where_both_weights_are() -> None:
+    stored = spec_of(scheme=FP8Channel())
+    for spec in (stored, normed_of(stored)):
+        name, refused = chosen(spec)
+        assert name.endswith("activation fused, many rows on warp groups") and not refused
+    for mixed in (replace(stored, down=spec_of().down), replace(spec_of(), down=stored.down)):
+        _, refused = chosen(mixed)
+        assert "both weights in FP8 or none" in refused["triton.gated_mlp, many rows on warp groups"]
+
+
+def test_other_products_are_left_to_the_library() -> None:
     _, refused = chosen(normed_of(spec_of().gate_up))
     assert "no gated MLP" in refused["triton.add_rms_norm_then, many rows on warp groups"]

@@ -203,22 +203,21 @@ def _best(**changes: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _quantized(**changes: Any) -> dict[str, Any]:
+    return {"x": BF16, "values": FP8, "scale": F32, "width": "i32", "x_stride": "i32", **changes}
+
+
 EVERYTHING = {"mask": I32, "EDITS": True, "GRAMMAR": True, "PENALTIES": True}
 FP8_TILES = {"x": FP8, "weight": FP8, "x_scale": F32, "scale": F32}
 KERNELS: dict[str, Entry] = {
     "quantize": Entry(
-        kernel=float8._quantize_rows,
-        arguments={
-            "x": BF16,
-            "values": FP8,
-            "scale": F32,
-            "width": "i32",
-            "x_stride": "i32",
-            "WHOLE": True,
-            "BLOCK": 4096,
-        },
-        warps=16,
-        without=NO_E4M3FN,
+        kernel=float8._quantize_rows, arguments=_quantized(WHOLE=True, BLOCK=4096), warps=16, without=NO_E4M3FN
+    ),
+    "quantize wide": Entry(
+        kernel=float8._quantize_rows, arguments=_quantized(WHOLE=True, BLOCK=16384), warps=8, without=NO_E4M3FN
+    ),
+    "quantize in parts": Entry(
+        kernel=float8._quantize_rows, arguments=_quantized(WHOLE=False, BLOCK=4096), warps=16, without=NO_E4M3FN
     ),
     "norm": Entry(kernel=norm._norm_rows, arguments=_norm(), warps=16),
     "layer norm": Entry(

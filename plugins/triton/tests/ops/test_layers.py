@@ -120,6 +120,23 @@ def test_float8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     like_float8(mlp.multiply_float8(gates, "silu"), mlp.multiply(gates, "silu"))
 
 
+@pytest.mark.parametrize("dtype", list(TYPES))
+@pytest.mark.parametrize("width", [1, 7, 64, 300, 4096, 4097, 14336, 16384, 20000])
+def test_rows_read_once_are_quantized_as_rows_read_twice(
+    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = torch.randn(4, width + 24) * torch.tensor([[1.0], [0.0], [3e-6], [300.0]])
+    x = wide.to(dtype)[:, 3 : 3 + width]
+    found = float8.quantize(x)
+    monkeypatch.setattr(float8, "WHOLE_ROW", 0)
+    twice = float8.quantize(x)
+    assert torch.equal(found.values.view(torch.uint8), twice.values.view(torch.uint8))
+    assert torch.equal(found.scale, twice.scale)
+    largest = x.float().abs().amax(dim=1)
+    assert torch.equal(found.scale, torch.where(largest > 0, largest / float8.FP8_MAX, 1.0))
+    like_float8(found, x)
+
+
 class Flat:
     """Where the reference writes: [2, slots, kv heads, head_dim]."""
 

@@ -103,9 +103,10 @@ def _offer_gated_rows(table: OpTable, policy: LinearPolicy, many: WarpgroupGated
         return kernel if isinstance(kernel, No) else replace(kernel, name=f"{kernel.name}, many rows {MANY}")
 
     def refused(spec: GatedMLPSpec) -> No | None:
-        if policy.is_float8(spec.gate_up) or policy.is_float8(spec.down):
-            return No("multiplies weights of the model's type, not FP8")
-        return many.refused(spec)
+        float8 = policy.is_float8(spec.gate_up)
+        if float8 != policy.is_float8(spec.down):
+            return No("takes both weights in FP8 or none")
+        return many.refused(spec, float8=float8)
 
     def gated(spec: GatedMLPSpec) -> Kernel | No:
         return refused(spec) or named(gated_mlp.gated_mlp(spec, policy, many))

@@ -8,7 +8,8 @@ by gate and up beside each other, so that every output's two sums lie in one thr
     multiply   tile 0 ............... | tile 1 .................    sums stay in registers
     multiply                          | silu, store of tile 0       in the first products of tile 1, as packed pairs
 
-gate and up are rounded to bfloat16 when a tile is complete, which is where the product in two launches rounds them.
+gate and up are rounded to bfloat16 when a tile is complete, which is where the product in two launches rounds them; of
+e4m3, after both scales, one a row and one a channel, which the multiplying partitions read when they begin a tile.
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 ROWS = gl.constexpr(64)  # of one multiplying partition
 TILE_ROWS = gl.constexpr(2 * ROWS)
 TILE_FEATURES = gl.constexpr(128)
-PANEL = gl.constexpr(64)  # features of the output in one swizzled panel of shared memory
-BLOCK = gl.constexpr(64)  # columns of x and of the weights at a time: 128 bytes
+LINE_BYTES = gl.constexpr(128)  # of a row in shared memory: one block of x or of a weight, one panel of the output
+PANEL = gl.constexpr(64)  # features of the output in one panel
 STAGES = gl.constexpr(4)  # blocks in flight
-STAGE_BYTES = gl.constexpr((TILE_ROWS + 2 * TILE_FEATURES) * BLOCK * 2)
-GROUP_ROWS = gl.constexpr(8)  # tiles below each other that follow each other: they share weights in the cache
+STAGE_BYTES = gl.constexpr((TILE_ROWS + 2 * TILE_FEATURES) * LINE_BYTES)
 COPY_REGISTERS, PRODUCT_REGISTERS = gl.constexpr(24), gl.constexpr(240)
-LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 def descriptors(out: Tensor, x: Tensor, weight: Tensor) -> tuple[Any, Any, Any]:
@@ -44,20 +43,21 @@ def descriptors(out: Tensor, x: Tensor, weight: Tensor) -> tuple[Any, Any, Any]:
 
     They travel with the launch, by value: a captured graph keeps them.
     """
-    boxes = ((out, ROWS, PANEL), (x, TILE_ROWS, BLOCK), (weight, TILE_FEATURES, BLOCK))
-    out_lines, x_lines, weight_lines = (
-        TensorDescriptor(t, list(t.shape), list(t.stride()), [height.value, width.value], LAYOUT)
-        for t, height, width in boxes
-    )
-    return out_lines, x_lines, weight_lines
+
+    def lines(t: Tensor, height: int) -> Any:
+        item = t.element_size()
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE_BYTES.value, element_bitwidth=8 * item, rank=2)
+        return TensorDescriptor(t, list(t.shape), list(t.stride()), [height, LINE_BYTES.value // item], layout)
+
+    return lines(out, ROWS.value), lines(x, TILE_ROWS.value), lines(weight, TILE_FEATURES.value)
 
 
 @gluon.jit
-def place_of(tile, tiles_down, tiles_across):
-    """(row, feature) of a tile: GROUP_ROWS rows of tiles at a time, down each of their columns."""
-    group = GROUP_ROWS * tiles_across
-    first = tile // group * GROUP_ROWS
-    height = gl.minimum(tiles_down - first, GROUP_ROWS)
+def place_of(tile, tiles_down, tiles_across, GROUP: gl.constexpr):
+    """(row, feature) of a tile: GROUP rows of tiles at a time, down each of their columns."""
+    group = GROUP * tiles_across
+    first = tile // group * GROUP
+    height = gl.minimum(tiles_down - first, GROUP)
     inner = tile % group
     return (first + inner % height) * TILE_ROWS, inner // height * TILE_FEATURES
 
@@ -103,6 +103,22 @@ def silu(x):
 
 
 @gluon.jit
+def scales_at(scales, start, end, COUNT: gl.constexpr):
+    """scales[start : start + COUNT], zeros from `end` on."""
+    places = start + gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.load(scales + places, mask=places < end, other=0.0)
+
+
+@gluon.jit
+def scaled(x, row_scale, channel_scale):
+    """x [R, C] times row_scale [R] and channel_scale [C]."""
+    L: gl.constexpr = x.type.layout
+    rows = gl.convert_layout(row_scale, gl.SliceLayout(1, L))
+    channels = gl.convert_layout(channel_scale, gl.SliceLayout(0, L))
+    return x * gl.expand_dims(rows, 1) * gl.expand_dims(channels, 0)
+
+
+@gluon.jit
 def put_panel(out, gate, up, room, row, feature):
     """silu(gate) * up of packed pairs [ROWS, PANEL // 2] to `out` at (row, feature), by way of `room`.
 
@@ -118,11 +134,12 @@ def put_panel(out, gate, up, room, row, feature):
 
 
 @gluon.jit
-def copy(x, weight, xs, weights, full, free, features, steps, tiles_down, tiles_across):
+def copy(x, weight, xs, weights, full, free, features, steps, tiles_down, tiles_across, GROUP: gl.constexpr):
     """The partition that copies. What is outside a tensor comes as zeros; gate lines past the last are up's, unused."""
+    BLOCK: gl.constexpr = xs.shape[2]
     step = 0
     for tile in range(gl.program_id(0), tiles_down * tiles_across, gl.num_programs(0)):
-        row, feature = place_of(tile, tiles_down, tiles_across)
+        row, feature = place_of(tile, tiles_down, tiles_across, GROUP)
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(free.index(stage), (step // STAGES & 1) ^ 1)
@@ -148,10 +165,12 @@ def begin(xs, weights, full, step, sums, WHO: gl.constexpr, ADD: gl.constexpr):
 
 
 @gluon.jit
-def multiply(out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles_across, WHO: gl.constexpr):
+def multiply(out, x_scale, scale, walk, WHO: gl.constexpr, GROUP: gl.constexpr):
     """One multiplying partition. The panels of a tile are stored after the first products of the next have begun."""
+    xs, weights, rooms, full, free, rows, features, steps, tiles_down, tiles_across = walk
     WIDTH: gl.constexpr = 2 * TILE_FEATURES
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
+    DEEP: gl.constexpr = 256 // xs.dtype.primitive_bitwidth  # columns of one product: 32 bytes
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, DEEP])
     sums = gl.zeros([ROWS, WIDTH], gl.float32, SUMS)
     gate, up = halves(sums)
     gate = pack(gate)
@@ -160,6 +179,12 @@ def multiply(out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles
     feature = 0
     step = 0
     for tile in range(gl.program_id(0), tiles_down * tiles_across, gl.num_programs(0)):
+        new_row, new_feature = place_of(tile, tiles_down, tiles_across, GROUP)
+        new_row += WHO * ROWS
+        if x_scale is not None:
+            row_scale = scales_at(x_scale, new_row, rows, ROWS)
+            gate_scale = scales_at(scale, new_feature, features, TILE_FEATURES)
+            up_scale = scales_at(scale + features, new_feature, features, TILE_FEATURES)
         gate0, gate1 = halves(gate)
         up0, up1 = halves(up)
         sums = begin(xs, weights, full, step, sums, WHO, False)
@@ -179,10 +204,13 @@ def multiply(out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(free.index((step - 1) % STAGES), count=1)
         gate32, up32 = halves(sums)
+        if x_scale is not None:
+            gate32 = scaled(gate32, row_scale, gate_scale)
+            up32 = scaled(up32, row_scale, up_scale)
         gate = pack(gate32)
         up = pack(up32)
-        row, feature = place_of(tile, tiles_down, tiles_across)
-        row += WHO * ROWS
+        row = new_row
+        feature = new_feature
     gate0, gate1 = halves(gate)
     up0, up1 = halves(up)
     put_panel(out, gate0, up0, rooms.index(2 * WHO), row, feature)
@@ -191,13 +219,16 @@ def multiply(out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles
 
 
 @gluon.jit(do_not_specialize=["rows", "features", "steps"])  # one compilation for every model
-def warpgroup_gated_kernel(out, x, weight, rows, features, steps):
+def warpgroup_gated_kernel(out, x, weight, x_scale, scale, rows, features, steps, GROUP: gl.constexpr):
     """out [rows, features] = silu(x weight[:features]^T) * (x weight[features:]^T), bfloat16, by their `descriptors`.
 
-    steps: blocks of BLOCK columns of x, three or more (what is outside counts as zeros).
+    x and weight: bfloat16, without scales (None); or e4m3, with x_scale [rows] and scale [2 * features], float32.
+    steps: lines of LINE_BYTES along x, three or more (what is outside counts as zeros). GROUP: rows of tiles that are
+    walked together, column by column, so that they find weights in the cache.
     """
     tiles_down = (rows + TILE_ROWS - 1) // TILE_ROWS
     tiles_across = (features + TILE_FEATURES - 1) // TILE_FEATURES
+    BLOCK: gl.constexpr = LINE_BYTES * 8 // x.dtype.primitive_bitwidth
     xs = gl.allocate_shared_memory(x.dtype, [STAGES, TILE_ROWS, BLOCK], x.layout)
     weights = gl.allocate_shared_memory(weight.dtype, [STAGES, 2 * TILE_FEATURES, BLOCK], weight.layout)
     rooms = gl.allocate_shared_memory(out.dtype, [4, ROWS, PANEL], out.layout)  # two of each multiplying partition
@@ -207,11 +238,12 @@ def warpgroup_gated_kernel(out, x, weight, rows, features, steps):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(free.index(i), count=2)  # both multiplying partitions
     fence_async_shared()
+    walk = (xs, weights, rooms, full, free, rows, features, steps, tiles_down, tiles_across)
     gl.warp_specialize(
         [
-            (multiply, (out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles_across, 0)),
-            (multiply, (out, xs, weights, rooms, full, free, rows, steps, tiles_down, tiles_across, 1)),
-            (copy, (x, weight, xs, weights, full, free, features, steps, tiles_down, tiles_across)),
+            (multiply, (out, x_scale, scale, walk, 0, GROUP)),
+            (multiply, (out, x_scale, scale, walk, 1, GROUP)),
+            (copy, (x, weight, xs, weights, full, free, features, steps, tiles_down, tiles_across, GROUP)),
         ],
         [4, 1],
         [PRODUCT_REGISTERS, COPY_REGISTERS],

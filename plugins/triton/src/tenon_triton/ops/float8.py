@@ -21,6 +21,8 @@ from ..early import trigger, wait
 FP8_MAX = 448.0
 LARGEST: tl.constexpr = tl.constexpr(FP8_MAX)
 LEAST_SCALE: tl.constexpr = tl.constexpr(1e-37)  # whose inverse is a number
+WHOLE_ROW = 16384  # widest row that is quantized from registers; wider ones are read twice
+BLOCK = 4096  # elements of wider rows at a time
 
 
 class Float8Rows(NamedTuple):
@@ -83,16 +85,17 @@ def quantize(x: Tensor) -> Float8Rows:
     rows, width = x.shape
     found = empty_rows(rows, width, x)
     if rows:
-        block = min(triton.next_power_of_2(width), 4096)
+        whole = width <= WHOLE_ROW
+        block = triton.next_power_of_2(width) if whole else BLOCK
         _quantize_rows[(rows,)](
             x,
             found.values,
             found.scale,
             width,
             x.stride(0),
-            WHOLE=width <= block,
+            WHOLE=whole,
             BLOCK=block,
-            num_warps=warps_of(block),
+            num_warps=warps_of(block) if block <= BLOCK else 8,  # two wide rows are at work beside each other
             **early.options(),
         )
     return found

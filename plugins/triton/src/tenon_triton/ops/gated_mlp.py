@@ -1,5 +1,6 @@
 """A gated MLP with its activation fused: into the first product for very few tokens, else into one launch between the
-two, which also quantizes for an FP8 second product. A platform may bring a kernel of its own for many.
+two, which also quantizes for an FP8 second product. A platform may bring a kernel of its own for many, whose result is
+then quantized by a launch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tenon_platforms.ops.weights import GatedMLPWeights
 from tenon_platforms.torch_dtypes import to_torch
 
 from . import mlp
-from .float8 import Float8Rows
+from .float8 import Float8Rows, quantize
 from .gemv import gemv
 from .linear import LinearPolicy, Weight, multiply
 from .linear_table import Gemv
@@ -25,13 +26,13 @@ Prepared = tuple[Weight, Weight]
 
 
 class ManyRows(Protocol):
-    """A first product with its activation, of weights in the model's type and without a bias, where it pays."""
+    """A first product without a bias, with its activation, where it pays."""
 
-    def pays(self, tokens: int, features: int) -> bool:
+    def pays(self, tokens: int, features: int, *, float8: bool) -> bool:
         """Whether so many rows of so many features each (half of the product's) go through it."""
 
-    def run(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[tokens, features] of x [tokens, in] and gate|up [2 * features, in]."""
+    def run(self, x: Tensor | Float8Rows, weight: Weight) -> Tensor:
+        """[tokens, features] of x [tokens, in], quantized where the weight is, and gate|up [2 * features, in]."""
 
 
 def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = None) -> Kernel | No:
@@ -55,8 +56,10 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = 
 
     def run(x: Tensor | Float8Rows, weights: Prepared) -> Tensor:
         gate_up, down = weights
+        tokens, features = (x.values if isinstance(x, Float8Rows) else x).shape[0], gate_up.weight.shape[0] // 2
+        float8 = gate_up.scale is not None
         inner: Tensor | Float8Rows
-        pair = None if isinstance(x, Float8Rows) else policy.pairs(x.shape[0], gate_up)
+        pair = None if isinstance(x, Float8Rows) else policy.pairs(tokens, gate_up)
         if pair is not None and isinstance(x, Tensor):
             x = x.contiguous()
             held, scale, bias = gate_up.weight, gate_up.scale, gate_up.bias
@@ -64,11 +67,11 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = 
                 inner = gemv(x, held, pair, scale=scale, bias=bias, activation=kind)
             else:
                 inner = tiles(x, held, pair, scale=scale, bias=bias, activation=kind)
-        elif many is not None and isinstance(x, Tensor) and many.pays(x.shape[0], gate_up.weight.shape[0] // 2):
-            inner = many.run(x, gate_up.weight)
+        elif many is not None and many.pays(tokens, features, float8=float8):
+            inner = many.run(quantize(x.contiguous()) if float8 and isinstance(x, Tensor) else x, gate_up)
         else:
             wide = multiply(x, gate_up, policy, dtype)
-            keeps = policy.keeps(wide.shape[0], down)
+            keeps = policy.keeps(tokens, down)
             inner = mlp.multiply(wide, kind) if keeps else mlp.multiply_float8(wide, kind)
         return multiply(inner, down, policy, dtype)
 

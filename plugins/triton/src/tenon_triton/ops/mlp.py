@@ -15,10 +15,9 @@ from tenon_platforms.ops.mlp import ACTIVATIONS, ActivationMulSpec
 
 from .. import early
 from ..early import trigger, wait
-from .float8 import Float8Rows, empty_rows, row_scale, to_float8, warps_of
+from .float8 import WHOLE_ROW, Float8Rows, empty_rows, row_scale, to_float8, warps_of
 
 BLOCK = 1024
-WHOLE_ROW = 16384  # widest row that is quantized from registers
 
 
 @triton.jit
