@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -25,6 +27,9 @@ from tenon_platforms.kernel import Kernel
 from tenon_platforms.ops.linear import Dense, LinearPart, MergedLinearSpec
 from tenon_platforms.ops.weights import LinearWeights
 from tenon_platforms.shapes import ShapeKey
+from tenon_triton.ops import float8
+from tenon_triton.ops.float8 import Float8Rows
+from tenon_triton.ops.linear import Weight
 
 
 def copies(device: Any) -> str:
@@ -142,45 +147,83 @@ def fp8_products(device: Any) -> str:
     return f"worst relative error {worst:.1e}"
 
 
-def gated_rows(device: Any) -> str:
+def gated_rows(device: Any, *, quantized: bool = False) -> str:
     """Gated MLPs of many rows: float32's results at odd shapes, nothing outside, the same bits again and in a graph."""
     if Arch.of(device) != ARCH:
         return f"needs {ARCH}"
     units, worst = torch.cuda.get_device_properties(device.torch_device).multi_processor_count, 0.0
     shapes = [  # rows, features, k, programs
-        (1, 128, 192, units), (5, 136, 200, units), (64, 200, 520, 2), (127, 1096, 256, 3), (129, 384, 4096, 2),
-        (200, 1096, 264, 5), (257, 1096, 1024, 1), (300, 14336, 4096, units), (1000, 1032, 8, 7),
+        (1, 128, 192, units), (5, 136, 208, units), (64, 200, 528, 2), (127, 1096, 256, 3), (129, 384, 4096, 2),
+        (200, 1096, 272, 5), (257, 1096, 1024, 1), (300, 14336, 4096, units), (1000, 1032, 16, 7),
         (1500, 520, 2048, units), (1024, 3584, 4096, units),
     ]  # fmt: skip
+    if not quantized:
+        shapes += [(5, 136, 200, units), (200, 1096, 264, 5), (1000, 1032, 8, 7)]
+    kind = torch.float8_e4m3fn if quantized else torch.bfloat16
     with device.inference_context():
         for rows, features, k, programs in shapes:
             many = WarpgroupGated(arch=ARCH, units=programs)
-            kept = torch.full((rows + 2, k), float("nan"), device=device.torch_device, dtype=torch.bfloat16)
-            x = kept[1:-1].normal_()  # between rows that must not be read
-            weight = torch.randn(2 * features, k, device=device.torch_device, dtype=torch.bfloat16) * (2 / k**0.5)
-            gate, up = (x.float() @ weight.float().t()).chunk(2, dim=1)
+            x = between_nans(torch.randn(rows, k, device=device.torch_device).to(kind))
+            held = torch.randn(2 * features, k, device=device.torch_device)
+            held = (held if quantized else held * (2 / k**0.5)).to(kind)
+            row_scale = channel_scale = None
+            wide_x, wide_held = x.float(), held.float()
+            if quantized:
+                row_scale = between_nans(torch.rand(rows, device=device.torch_device) + 0.5)
+                channel_scale = (torch.rand(2 * features, device=device.torch_device) + 0.5) * (2 / k**0.5)
+                wide_x, wide_held = wide_x * row_scale[:, None], wide_held * channel_scale[:, None]
+            weight = Weight(weight=held, scale=channel_scale, bias=None)
+            gate, up = (wide_x @ wide_held.t()).chunk(2, dim=1)
             exact = torch.nn.functional.silu(gate) * up
+
+            def run(x: Any, out: Any = None, many: Any = many, weight: Any = weight, row_scale: Any = row_scale) -> Any:
+                return many.run(x if row_scale is None else Float8Rows(x, row_scale), weight, out)
+
             room = torch.full((rows + 2, features), float("nan"), device=device.torch_device, dtype=torch.bfloat16)
-            many.run(x, weight, room[1:-1])
+            run(x, room[1:-1])
             found = room[1:-1].clone()
             error = float((found.float() - exact).norm() / exact.norm())
             assert error < 6e-3, f"{rows} rows, {k} -> {features}, {programs} programs: relative error {error}"
             assert room[0].isnan().all() and room[-1].isnan().all(), f"wrote outside of {rows} x {features}"
             executable = CaptureExecutable(
-                lambda x, many=many, weight=weight: SimpleNamespace(y=many.run(x, weight)),
-                name="gated", recorder=GraphRecorder(GraphPool()),
-            )  # fmt: skip
+                lambda x, run=run: SimpleNamespace(y=run(x)), name="gated", recorder=GraphRecorder(GraphPool())
+            )
             executable.prepare(key_of(rows), x)
             assert executable.num_captures == 1, "was not captured"
             for _ in range(3):
-                assert torch.equal(many.run(x, weight), found), f"two runs differ at {rows} x {features}"
+                assert torch.equal(run(x), found), f"two runs differ at {rows} x {features}"
                 assert torch.equal(executable.run(key_of(rows), x).y, found), f"a replay differs at {rows} x {features}"
-            x.mul_(0.5)
-            assert torch.equal(executable.run(key_of(rows), x).y, many.run(x, weight)), "a replay reads other rows"
+            x.copy_((x.float() * 0.5).to(kind))
+            assert torch.equal(executable.run(key_of(rows), x).y, run(x)), "a replay reads other rows"
             device.synchronize()
             executable.release()
             worst = max(worst, error)
     return f"worst relative error {worst:.1e}"
+
+
+def between_nans(values: Any) -> Any:
+    """The same, between rows that must not be read."""
+    room = torch.full((values.shape[0] + 8, *values.shape[1:]), float("nan"), device=values.device).to(values.dtype)
+    room[4:-4].copy_(values)
+    return room[4:-4]
+
+
+def quantized_rows(device: Any) -> str:
+    """Rows quantized to FP8 are torch's but for its rounding of the quotient, and the same bits read once and twice."""
+    differ = 0.0
+    with device.inference_context():
+        for width in (1, 200, 4096, 4104, 14336, 16384, 20000):
+            x = between_nans(torch.randn(300, width, device=device.torch_device, dtype=torch.bfloat16))
+            found = float8.quantize(x)
+            with patch.object(float8, "WHOLE_ROW", 0):
+                twice = float8.quantize(x)
+            for one, other in zip(found, twice, strict=True):
+                assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), f"{width}: not the same read twice"
+            values, scale = fp8.quantize_rows(x)
+            torch.testing.assert_close(found.scale[:, None], scale, atol=0, rtol=1e-6)
+            differ = max(differ, float(found.values.float().ne(values.float()).float().mean()))
+            assert differ < 0.01, f"of rows of {width} a share of {differ} is not torch's"
+    return f"a share of {differ:.1e} is not torch's"
 
 
 def collectives(device: Any) -> str:
@@ -220,5 +263,7 @@ DEVICE_CHECKS: dict[str, Callable[[Any], str]] = {
     "graphs": graphs,
     "fp8 products": fp8_products,
     "gated rows": gated_rows,
+    "gated rows fp8": partial(gated_rows, quantized=True),
+    "quantized rows": quantized_rows,
     "collectives": collectives,
 }

@@ -192,25 +192,28 @@ def pairs() -> None:
                 say(f"gate_up {name} fp8={fp8} M={tokens}: two launches -> paired:", *line)
 
 
-def gated_rows() -> None:
+def gated_rows(*, fp8: bool) -> None:
     """gate|up of many rows on warp groups, beside the product followed by the activation; a third of a second each,
-    since such a load lowers the clock. *taken*: where it is used.
+    since such a load lowers the clock. In FP8 both ways end with quantized rows. *taken*: where it is used.
     """
     arch = Arch(*torch.cuda.get_device_capability(DEVICE))
     if arch != ARCH:
         say(f"gated rows need {ARCH}, not {arch}")
         return
     many = WarpgroupGated(arch=arch, units=torch.cuda.get_device_properties(DEVICE).multi_processor_count)
+    library, kind = policy_of(Library()), " fp8" * fp8
     for name, (out, inner) in (("8b", (28672, 4096)), ("0.6b", (6144, 1024)), ("70b", (57344, 8192))):
-        held = [weight_of(out, inner, fp8=False).weight for _ in range(3 if name != "0.6b" else 24)]
+        held = [weight_of(out, inner, fp8=fp8) for _ in range((3 if name != "0.6b" else 24) * (1 + fp8))]
         for tokens in (256, 512, 640, 768, 896, 1000, 1024, 1536, 2048, 4096, 8192):
             x = torch.randn(tokens, inner, device=DEVICE, dtype=BF16)
-            times = max(1, min(3000, int(0.06 * 7e14 / (2.0 * tokens * out * inner))) // len(held))
-            two = timed([lambda w=w: mlp.multiply(torch.nn.functional.linear(x, w), "silu") for w in held * times], 5)
-            one = timed([lambda w=w: many.run(x, w) for w in held * times], 5)
-            taken = many.pays(tokens, out // 2)
-            record("gated rows", name, tokens, one, held[0].nbytes, unpaired=two, taken=taken)
-            say(f"gate_up {name} M={tokens}: {two:.1f} -> {one:.1f} us, {two / one:.3f}x{' taken' * taken}")
+            rows = float8.quantize(x) if fp8 else x
+            end, then = (mlp.multiply_float8, float8.quantize) if fp8 else (mlp.multiply, lambda found: found)
+            times = max(1, min(3000, int(0.06 * 7e14 * (1 + fp8) / (2.0 * tokens * out * inner))) // len(held))
+            two = timed([lambda w=w: end(linear.multiply(rows, w, library, BF16), "silu") for w in held * times], 5)
+            one = timed([lambda w=w: then(many.run(rows, w)) for w in held * times], 5)
+            taken = many.pays(tokens, out // 2, float8=fp8)
+            record("gated rows", name, tokens, one, held[0].nbytes, unpaired=two, taken=taken, fp8=fp8)
+            say(f"gate_up {name}{kind} M={tokens}: {two:.1f} -> {one:.1f} us, {two / one:.3f}x{' taken' * taken}")
 
 
 def sampling_batch(num: int, vocab: int, mode: SamplingMode, **columns: float) -> SamplingBatch:
@@ -413,13 +416,14 @@ def samplers() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="checks,rest,pairs,gated,bf16,fp8")
+    parser.add_argument("--only", default="checks,rest,pairs,gated,gated_fp8,bf16,fp8")
     options = parser.parse_args()
     torch.manual_seed(0)
     started = time.monotonic()
     say(torch.cuda.get_device_name(), "torch", torch.__version__)
     parts: dict[str, Callable[[], None]] = {
-        "checks": checks, "rest": rest, "pairs": pairs, "gated": gated_rows, "bf16": lambda: linears(fp8=False),
+        "checks": checks, "rest": rest, "pairs": pairs, "gated": lambda: gated_rows(fp8=False),
+        "gated_fp8": lambda: gated_rows(fp8=True), "bf16": lambda: linears(fp8=False),
         "fp8": lambda: linears(fp8=True),
     }  # fmt: skip
     wanted = options.only.split(",")

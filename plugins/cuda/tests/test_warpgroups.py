@@ -66,7 +66,12 @@ def test_it_compiles_without_spills() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^(\w+) shared=(\d+) spills=(\S+) products=(\S+)$", done.stdout, re.MULTILINE)
-    products = {"bf16": "m64n128k16,m64n64k16", "fp16": "m64n128k16,m64n64k16", "gated": "m64n256k16", "gated8": "m64n256k32"}
+    products = {
+        "bf16": "m64n128k16,m64n64k16",
+        "fp16": "m64n128k16,m64n64k16",
+        "gated": "m64n256k16",
+        "gated8": "m64n256k32",
+    }
     assert {name: kinds for name, _, _, kinds in found} == products
     for name, shared, spilled, _ in found:
         assert int(shared) <= SHARED and spilled in ("0", "?"), name
