@@ -139,6 +139,7 @@ class FromTwelve:
 @pytest.mark.parametrize("float8", [False, True])
 @pytest.mark.parametrize("behind_norm", [False, True])
 def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool, float8: bool) -> None:
+    torch.manual_seed(0)
     hidden, inner = 64, 96
     gate_up = spec_of(hidden, {"gate": inner, "up": inner}, FULL, DType.FLOAT32)
     down = spec_of(inner, {"down": hidden}, FULL, DType.FLOAT32)
@@ -151,13 +152,21 @@ def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool, float8: 
     norm = RMSNormSpec(hidden=hidden, eps=1e-5, dtype=DType.FLOAT32)
     spec = AddRMSNormThenSpec(norm=AddRMSNormSpec(norm=norm), then=product) if behind_norm else product
     held = NormedWeights(norm=torch.rand(hidden) + 0.5, then=weights) if behind_norm else weights
-    made_of = normed.add_rms_norm_then(spec, policy, many) if behind_norm else gated_mlp(product, policy, many)
-    kernel, reference = made(made_of), OpTable(platform="reference").choose(spec)
+
+    def composite(brought: FromTwelve | None) -> Kernel:
+        return made(
+            normed.add_rms_norm_then(spec, policy, brought)
+            if isinstance(spec, AddRMSNormThenSpec)
+            else gated_mlp(spec, policy, brought)
+        )
+
+    kernel = composite(many)
+    reference = composite(None) if float8 else OpTable(platform="reference").choose(spec)
     for tokens in (1, 8, 11, 12, 40):
         inputs = [torch.randn(tokens, hidden) for _ in range(1 + behind_norm)]
         found, wanted = kernel.run(*inputs, kernel.bind(held)), reference.run(*inputs, reference.bind(held))
         for one, other in zip(found, wanted, strict=True):
-            assert error(one, other) < (0.2 if float8 else 1e-5), tokens  # FP8: as of `test_gated_mlp`
+            assert error(one, other) < (0.02 if float8 else 1e-5), tokens  # FP8: a last bit may quantize to a neighbour
     assert many.rows == [12, 40]
 
 
