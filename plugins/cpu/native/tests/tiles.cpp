@@ -110,30 +110,34 @@ static uint16_t random_bf16() {  // 0.5 to 1, of either sign
     return static_cast<uint16_t>(state >> 16 & 0x807f) | 0x3f00;
 }
 
-// One group where `pair` is not so, else two.
-static bool is_right(int64_t columns, int64_t tokens, bool pair) {
-    std::vector<uint16_t> x(static_cast<size_t>(tokens * columns)), weights[2];
-    std::vector<float> out[2];
+// `count` groups, in pairs or, up to sixteen tokens, all at once.
+static bool is_right(int64_t columns, int64_t tokens, int count) {
+    std::vector<uint16_t> x(static_cast<size_t>(tokens * columns)), weights[SEVERAL];
+    std::vector<float> out[SEVERAL];
+    const uint8_t* groups[SEVERAL];
+    float* outs[SEVERAL];
     for (auto& value : x) value = random_bf16();
-    for (int g = 0; g < 2; ++g) {
+    for (int g = 0; g < count; ++g) {
         weights[g].resize(static_cast<size_t>(columns * GROUP));
         out[g].resize(static_cast<size_t>(tokens * GROUP));
         for (auto& value : weights[g]) value = random_bf16();
+        groups[g] = reinterpret_cast<const uint8_t*>(weights[g].data());
+        outs[g] = out[g].data();
     }
     Activations all{};
     all.bf16 = x.data();
     all.columns = columns;
-    const auto* first = reinterpret_cast<const uint8_t*>(weights[0].data());
-    const auto* second = reinterpret_cast<const uint8_t*>(weights[1].data());
-    if (pair) multiply_pair(first, second, all, tokens, out[0].data(), out[1].data());
-    else multiply_bf16_tiles(first, all, tokens, out[0].data());
-    for (int g = 0; g < (pair ? 2 : 1); ++g)
+    if (tokens <= 16 && (count > 2 || columns % 64 != 0)) multiply_several(groups, count, all, tokens, outs);
+    else if (count == 2) multiply_pair(groups[0], groups[1], all, tokens, outs[0], outs[1]);
+    else
+        for (int g = 0; g < count; ++g) multiply_bf16_tiles(groups[g], all, tokens, outs[g]);
+    for (int g = 0; g < count; ++g)
         for (int64_t t = 0; t < tokens; ++t)
             for (int64_t r = 0; r < GROUP; ++r) {
                 double exact = 0;
                 for (int64_t c = 0; c < columns; ++c) exact += static_cast<double>(bf16_at(x.data(), t * columns + c)) * bf16_at(weights[g].data(), 32 * (c / 2) + 2 * r + c % 2);
                 if (std::fabs(exact - static_cast<double>(out[g][static_cast<size_t>(t * GROUP + r)])) <= 1e-5 * static_cast<double>(columns)) continue;
-                std::fprintf(stderr, "emulated tiles: %ld columns, %ld tokens, pair %d: wrong at [%ld, %ld] of group %d\n", static_cast<long>(columns), static_cast<long>(tokens), pair, static_cast<long>(t), static_cast<long>(r), g);
+                std::fprintf(stderr, "emulated tiles: %ld columns, %ld tokens, %d groups: wrong at [%ld, %ld] of group %d\n", static_cast<long>(columns), static_cast<long>(tokens), count, static_cast<long>(t), static_cast<long>(r), g);
                 return false;
             }
     return true;
@@ -259,7 +263,7 @@ bool emulated_tiles_are_right() {
     bool right = true;
     for (const int64_t columns : {2, 30, 32, 64, 334, 704})
         for (const int64_t tokens : {1, 4, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 79, 80, 112, 125, 128})
-            for (const bool pair : {false, true}) right = right && is_right(columns, tokens, pair);
+            for (const int count : {1, 2, 3, 4}) right = right && is_right(columns, tokens, count);
     for (const int rows : {1, 3, 15, 16, 17, 32, 63, 64, 71})
         for (const int dim : {16, 32, 48, 64, 128}) right = right && are_scores_right(rows, dim);
     for (const int rows : {1, 3, 15, 16, 17, 63, 64})
