@@ -15,8 +15,6 @@ int tenon_write_kv(const void*);
 
 namespace {
 
-constexpr int BLOCK_SIZE = 32;
-
 uint32_t state = 1;
 uint16_t random_bf16() {  // of either sign, 0.5 to 2
     state = state * 1664525u + 1013904223u;
@@ -58,23 +56,23 @@ void attend(const Row& row, const uint16_t* query, int seen, int kv_heads, int k
 
 }  // namespace
 
-bool attention_is_right(int heads, int kv_heads, int dim) {
+bool attention_is_right(int heads, int kv_heads, int dim, int block_size) {
     std::vector<Row> rows = {{1, 70, {}, {}}, {1, 1, {}, {}}, {1, 300, {}, {}}, {50, 50, {}, {}}, {7, 90, {}, {}}};
     const auto count = static_cast<int32_t>(rows.size());
-    const int64_t line = static_cast<int64_t>(kv_heads) * dim, most = 10;  // most: blocks of a row
-    std::vector<uint16_t> cache(static_cast<size_t>((1 + count * most) * line * 2 * BLOCK_SIZE), 0x7fc0);  // not-a-number
+    const int64_t line = static_cast<int64_t>(kv_heads) * dim, most = 300 / block_size + 1;  // most: blocks of a row
+    std::vector<uint16_t> cache(static_cast<size_t>((1 + count * most) * line * 2 * block_size), 0x7fc0);  // not-a-number
     std::vector<int32_t> table(static_cast<size_t>(count * most)), starts = {0}, lengths, names;
     for (int32_t r = 0; r < count; ++r) {
         Row& row = rows[static_cast<size_t>(r)];
         for (int64_t b = 0; b < most; ++b) table[static_cast<size_t>(r * most + b)] = static_cast<int32_t>(1 + (b * count + r));
         std::vector<int32_t> slots;
-        for (int t = 0; t < row.length; ++t) slots.push_back(table[static_cast<size_t>(r * most + t / BLOCK_SIZE)] * BLOCK_SIZE + t % BLOCK_SIZE);
+        for (int t = 0; t < row.length; ++t) slots.push_back(table[static_cast<size_t>(r * most + t / block_size)] * block_size + t % block_size);
         for (auto* part : {&row.keys, &row.values}) {
             part->resize(static_cast<size_t>(row.length * line));
             for (auto& value : *part) value = random_bf16();
         }
         const tenon::KVWriteParams write = {row.keys.data(), row.values.data(), cache.data(), slots.data(), row.length, line, line,
-                                            line * 2 * BLOCK_SIZE, BLOCK_SIZE, kv_heads, dim, 1, 1, 0};
+                                            line * 2 * block_size, block_size, kv_heads, dim, 1, 1, 0};
         if (tenon_write_kv(&write) != TENON_OK) return false;
         starts.push_back(starts.back() + row.count);
         lengths.push_back(row.length);
@@ -91,7 +89,7 @@ bool attention_is_right(int heads, int kv_heads, int dim) {
     std::vector<int32_t> counters(static_cast<size_t>(count * kv_heads));
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     const tenon::AttentionParams params = {query.data(), output.data(), cache.data(), nullptr, table.data(), plan.data(), partials.data(),
-                                           counters.data(), most, tokens, line * 2 * BLOCK_SIZE, BLOCK_SIZE, heads, kv_heads, dim, 0, 1,
+                                           counters.data(), most, tokens, line * 2 * block_size, block_size, heads, kv_heads, dim, 0, 1,
                                            1, 1, scale, 0.0f};
     if (tenon_attention(&params) != TENON_OK) return false;
     std::vector<double> exact(static_cast<size_t>(dim)), sizes(exact.size());

@@ -13,7 +13,7 @@
 #include "threads.h"
 
 bool emulated_tiles_are_right();  // tiles.cpp
-bool attention_is_right(int heads, int kv_heads, int dim);  // attention.cpp
+bool attention_is_right(int heads, int kv_heads, int dim, int block_size);  // attention.cpp
 
 namespace {
 
@@ -291,8 +291,10 @@ int main() {
         for (const int32_t type : {3, 30})
             for (const int64_t tokens : {1, 16, 45})
                 for (const bool bf16 : {false, true}) gates_are_right(type, tokens, bf16);
-        for (const int dim : {16, 48, 64, 128}) EXPECT(attention_is_right(9, 3, dim));
-        EXPECT(attention_is_right(2, 2, 80));
+        for (const int dim : {16, 48, 64, 96, 128}) EXPECT(attention_is_right(9, 3, dim, 32));
+        for (const int block_size : {16, 48, 64}) EXPECT(attention_is_right(4, 2, 64, block_size));
+        EXPECT(attention_is_right(2, 2, 80, 32));
+        EXPECT(attention_is_right(71, 1, 32, 64));
     }
     tenon_cpu_threads_set(1, nullptr, 0);
     std::printf("native tests: %s\n", failures ? "failed" : "passed");

@@ -143,45 +143,49 @@ static bool is_right(int64_t columns, int64_t tokens, int count) {
     return true;
 }
 
-// Queries [rows, dim] and a tile of keys, [dim / 2, 16, 2], one of which nobody has written.
-static bool are_scores_right(int rows, int dim) {
-    std::vector<uint16_t> query(static_cast<size_t>(rows * dim)), keys(static_cast<size_t>(TILE * dim));
+// Queries [rows, dim], in sixteens, and tiles of keys, [dim / 2, 16, 2], one of whose keys nobody has written.
+static bool are_scores_right(int rows, int dim, int tiles) {
+    std::vector<uint16_t> query(static_cast<size_t>(rows * dim)), keys(static_cast<size_t>(tiles * TILE * dim));
     std::vector<float> scores(static_cast<size_t>(rows * KEY_BLOCK), 7.0f);
+    const uint16_t* at[KEY_BLOCK / TILE];
+    for (int t = 0; t < tiles; ++t) at[t] = keys.data() + t * TILE * dim;
     for (auto& value : query) value = random_bf16();
     for (auto& value : keys) value = random_bf16();
     for (int d = 0; d < dim; ++d) keys[static_cast<size_t>(d / 2 * 32 + 2 * 5 + d % 2)] = 0x7fc0;
-    configure_attention(rows);
-    score_tiles(query.data(), rows, dim, keys.data(), scores.data());
+    configure_attention();
+    score_tiles(query.data(), rows, dim, at, tiles, scores.data());
     for (int r = 0; r < rows; ++r)
-        for (int t = 0; t < KEY_BLOCK; ++t) {
-            double exact = t < TILE ? 0 : 7;
-            for (int d = 0; t < TILE && d < dim; ++d) exact += static_cast<double>(bf16_at(query.data(), r * dim + d)) * bf16_at(keys.data(), d / 2 * 32 + 2 * t + d % 2);
+        for (int t = 0; t < tiles * TILE; ++t) {
+            double exact = 0;
+            for (int d = 0; d < dim; ++d) exact += static_cast<double>(bf16_at(query.data(), r * dim + d)) * bf16_at(at[t / TILE], d / 2 * 32 + 2 * (t % TILE) + d % 2);
             const float found = scores[static_cast<size_t>(r * KEY_BLOCK + t)];
             if (t == 5 ? found != found : std::fabs(exact - static_cast<double>(found)) <= 1e-5 * dim) continue;
-            std::fprintf(stderr, "emulated tiles: %d queries, %d dims: score [%d, %d] is %g\n", rows, dim, r, t, static_cast<double>(found));
+            std::fprintf(stderr, "emulated tiles: %d queries, %d dims, %d tiles: score [%d, %d] is %g\n", rows, dim, tiles, r, t, static_cast<double>(found));
             return false;
         }
     return true;
 }
 
-// Weights [rows, 16] and a tile of values, [8, dim, 2], whose last tokens nobody has written, are added to sums.
-static bool are_mixtures_right(int rows, int dim, int count) {
-    std::vector<uint16_t> weights(static_cast<size_t>(rows * 2 * KEY_BLOCK)), values(static_cast<size_t>(TILE * dim)), kept(values.size(), 0x7fc0);
+// Weights [rows, tokens] and values, [8, dim, 2] a tile, whose last tokens nobody has written, are added to sums.
+static bool are_mixtures_right(int rows, int dim, int tokens) {
+    const int pairs = (tokens + 2 * TILE - 1) / (2 * TILE);
+    std::vector<uint16_t> weights(static_cast<size_t>(rows * 2 * KEY_BLOCK)), values(static_cast<size_t>(KEY_BLOCK * dim), 0x7fc0), kept = values;
     std::vector<float> sums(static_cast<size_t>(rows * dim), 7.0f);
+    const uint16_t* at[KEY_BLOCK / TILE / 2];
     for (auto& value : weights) value = random_bf16();
-    for (auto& value : values) value = random_bf16();
-    for (int t = count; t < TILE; ++t)
-        for (int d = 0; d < dim; ++d) values[static_cast<size_t>(2 * (t / 2 * dim + d) + t % 2)] = 0x7fc0;
-    copy_values(values.data(), count, dim, kept.data());
-    configure_attention(rows);
-    mix_tiles(weights.data(), rows, dim, kept.data(), sums.data());
+    for (int t = 0; t < tokens; ++t)
+        for (int d = 0; d < dim; ++d) values[static_cast<size_t>(2 * (t / 2 * dim + d) + t % 2)] = random_bf16();
+    for (int t = 0; t < 2 * pairs; ++t) copy_values(values.data() + t * TILE * dim, tokens - t * TILE, dim, kept.data() + t * TILE * dim);
+    for (int i = 0; i < pairs; ++i) at[i] = kept.data() + 2 * i * TILE * dim;
+    configure_attention();
+    mix_tiles(weights.data(), rows, dim, at, pairs, sums.data());
     for (int r = 0; r < rows; ++r)
         for (int d = 0; d < dim; ++d) {
             double exact = 7;
-            for (int t = 0; t < count; ++t) exact += static_cast<double>(bf16_at(weights.data(), r * 2 * KEY_BLOCK + t)) * bf16_at(values.data(), 2 * (t / 2 * dim + d) + t % 2);
+            for (int t = 0; t < tokens; ++t) exact += static_cast<double>(bf16_at(weights.data(), r * 2 * KEY_BLOCK + t)) * bf16_at(values.data(), 2 * (t / 2 * dim + d) + t % 2);
             const float found = sums[static_cast<size_t>(r * dim + d)];
-            if (std::fabs(exact - static_cast<double>(found)) <= 1e-5 * TILE) continue;
-            std::fprintf(stderr, "emulated tiles: %d rows, %d dims, %d tokens: mixture [%d, %d] is %g\n", rows, dim, count, r, d, static_cast<double>(found));
+            if (std::fabs(exact - static_cast<double>(found)) <= 1e-5 * tokens) continue;
+            std::fprintf(stderr, "emulated tiles: %d rows, %d dims, %d tokens: mixture [%d, %d] is %g\n", rows, dim, tokens, r, d, static_cast<double>(found));
             return false;
         }
     return true;
@@ -264,11 +268,11 @@ bool emulated_tiles_are_right() {
     for (const int64_t columns : {2, 30, 32, 64, 334, 704})
         for (const int64_t tokens : {1, 4, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 79, 80, 112, 125, 128})
             for (const int count : {1, 2, 3, 4}) right = right && is_right(columns, tokens, count);
-    for (const int rows : {1, 3, 15, 16, 17, 32, 63, 64, 71})
-        for (const int dim : {16, 32, 48, 64, 128}) right = right && are_scores_right(rows, dim);
-    for (const int rows : {1, 3, 15, 16, 17, 63, 64})
-        for (const int dim : {16, 48, 64, 80, 128})
-            for (const int count : {1, 6, 15, 16}) right = right && are_mixtures_right(rows, dim, count);
+    for (const int rows : {16, 64, 80})
+        for (const int dim : {32, 64, 96, 128}) {
+            for (const int tiles : {1, 2, 3, 4}) right = right && are_scores_right(rows, dim, tiles);
+            for (const int tokens : {1, 6, 15, 16, 17, 32, 47, 64}) right = right && are_mixtures_right(rows, dim, tokens);
+        }
     for (const int64_t tokens : {1, 8, 16, 23, 32, 45}) right = right && have_same_bits(tokens);
     return right && faults == 0;
 }
