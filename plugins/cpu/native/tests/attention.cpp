@@ -1,4 +1,5 @@
-// Attention in bfloat16 against float64, on the instruction set that is set: decode rows and prefills, in one batch.
+// Attention in bfloat16 against float64, on the instruction set that is set or on emulated tiles: decode rows and prefills, in
+// one batch.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +13,8 @@ int tenon_attention_plan(const void*);
 int tenon_attention(const void*);
 int tenon_write_kv(const void*);
 }
+
+void attend_on_emulated_tiles(const tenon::AttentionParams&);  // attention_tiles.cpp
 
 namespace {
 
@@ -56,7 +59,7 @@ void attend(const Row& row, const uint16_t* query, int seen, int kv_heads, int k
 
 }  // namespace
 
-bool attention_is_right(int heads, int kv_heads, int dim, int block_size) {
+bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated) {
     std::vector<Row> rows = {{1, 70, {}, {}}, {1, 1, {}, {}}, {1, 300, {}, {}}, {50, 50, {}, {}}, {7, 90, {}, {}}};
     const auto count = static_cast<int32_t>(rows.size());
     const int64_t line = static_cast<int64_t>(kv_heads) * dim, most = 300 / block_size + 1;  // most: blocks of a row
@@ -91,7 +94,8 @@ bool attention_is_right(int heads, int kv_heads, int dim, int block_size) {
     const tenon::AttentionParams params = {query.data(), output.data(), cache.data(), nullptr, table.data(), plan.data(), partials.data(),
                                            counters.data(), most, tokens, line * 2 * block_size, block_size, heads, kv_heads, dim, 0, 1,
                                            1, 1, scale, 0.0f};
-    if (tenon_attention(&params) != TENON_OK) return false;
+    if (emulated) attend_on_emulated_tiles(params);
+    else if (tenon_attention(&params) != TENON_OK) return false;
     std::vector<double> exact(static_cast<size_t>(dim)), sizes(exact.size());
     for (int32_t r = 0; r < count; ++r)
         for (int q = 0; q < rows[static_cast<size_t>(r)].count; ++q)
@@ -101,10 +105,10 @@ bool attention_is_right(int heads, int kv_heads, int dim, int block_size) {
                 attend(row, query.data() + at, row.length - row.count + q + 1, kv_heads, h / (heads / kv_heads), dim, static_cast<double>(scale), exact.data(), sizes.data());
                 for (int d = 0; d < dim; ++d) {
                     // half a step of bfloat16 and what scores of up to 2 * 2 * dim / sqrt(dim) lose in float32; with AMX half a step of every weight too
-                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 512 : 0;
+                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = emulated || tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 512 : 0;
                     const double allowed = std::fabs(exact[static_cast<size_t>(d)]) / 256 + rounded + 1e-4;
                     if (std::fabs(found - exact[static_cast<size_t>(d)]) <= allowed) continue;
-                    std::fprintf(stderr, "isa %d, %d heads of %d: attention of row %d, query %d, head %d at %d is %g, not %g\n", tenon_cpu_isa(), heads, dim,
+                    std::fprintf(stderr, "isa %d, emulated tiles %d, %d heads of %d: attention of row %d, query %d, head %d at %d is %g, not %g\n", tenon_cpu_isa(), emulated, heads, dim,
                                  r, q, h, d, found, exact[static_cast<size_t>(d)]);
                     return false;
                 }

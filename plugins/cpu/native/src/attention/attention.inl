@@ -161,6 +161,7 @@ static inline void ask_for(const KV* tile, int dim) {
 template <class T, class KV>
 struct Products {
     using Weight = float;
+    static constexpr int WIDTH = TILE;  // mixes so many keys at a time
     static constexpr bool SCALES_QUERIES = true;
     static void take(const T* query, int dim, float scale, const UnitMemory& memory, int r) {
         const Vec by = vset(scale);
@@ -182,10 +183,11 @@ struct Products {
     static void end() {}
 };
 
-#if TENON_LEVEL_NUMBER == 4
+#ifdef TENON_TILES
 // By AMX, sixteen rows at a time: queries stay as they are, scores are scaled, weights are rounded to bfloat16.
 struct TileProducts {
     using Weight = BF16;
+    static constexpr int WIDTH = 2 * TILE;
     static constexpr bool SCALES_QUERIES = false;
     static void take(const BF16* query, int dim, float, const UnitMemory& memory, int r) {
         __builtin_memcpy(reinterpret_cast<BF16*>(memory.query) + r * dim, query, sizeof(BF16) * dim);
@@ -300,7 +302,7 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
     P::begin(memory, rows, dim);
     Tiles<KV> keys, values, soon, none = {};
     for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
-        const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + TILE - 1) / TILE * TILE;
+        const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + P::WIDTH - 1) / P::WIDTH * P::WIDTH;
         find_tiles<KV>(p, &unit, key, false, true, keys);
         find_tiles<KV>(p, &unit, key, true, true, values);
         P::score(memory, rows, dim, keys, asks ? values : none);
@@ -447,7 +449,7 @@ static void attend_of(const AttentionParams& p, int thread, float* scratch) {
 
 // The units of one thread of the plan. scratch: attention_scratch(p) floats of this thread's own.
 static void attention(const AttentionParams& p, int thread, float* scratch) {
-#if TENON_LEVEL_NUMBER == 4
+#ifdef TENON_TILES
     if (p.type == 1 && p.kv_type == 1 && p.dim % 32 == 0) return attend<TileProducts, BF16, BF16>(p, thread, scratch);
 #endif
     switch (p.type) {
