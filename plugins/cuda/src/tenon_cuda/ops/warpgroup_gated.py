@@ -35,7 +35,7 @@ UNIT = 16  # bytes: rows that are copied in bulk begin at multiples of it
 # that quantizes, against the product and the activation that does: 2 to 5 % less from 1,024 rows on, of 512 1 % more.
 FEWEST_ROWS, FEWEST_FLOAT8_ROWS = 512, 1024
 FILLED = 0.9
-# Rows of tiles walked together: with 16 instead of 8, 8,192 rows take 2 % less time in bfloat16 and 4 % in FP8; 4,096 in
+# Rows of tiles walked together: with 16 and not 8, 8,192 rows take 2 % less time in bfloat16, and 4 % in FP8; 4,096 in
 # bfloat16 take 2 % more.
 GROUP, MANY_GROUP, MANY_ROWS = 8, 16, 8192
 
