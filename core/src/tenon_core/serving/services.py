@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tenon_core.client.conversation import Conversation
@@ -219,7 +220,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise HttpError(400, "the client went away")
+        raise HTTPException(400, "the client went away")  # no `HttpError`: nothing was refused
     finally:
         for one in (task, watcher):
             one.cancel()
