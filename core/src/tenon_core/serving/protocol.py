@@ -206,6 +206,7 @@ class CompletionFields(BeamFields):
     """POST /v1/completions."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(json_schema_extra={"minimum": 0})] | None = None  # 0: with echo
     echo: bool | None = None
     logprobs: int | None = None
 
