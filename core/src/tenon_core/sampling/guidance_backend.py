@@ -118,17 +118,18 @@ class GuidancePlace:
     matcher: LLMatcher
     wanted: StructuredOutputs
     tokenizer: LLTokenizer
-    taken: list[int] = field(default_factory=list)
+    taken: list[int] | None = field(default_factory=list)  # None: it is unforced
 
     def fork(self) -> GuidancePlace:
         """The same place, for another sample."""
-        return replace(self, matcher=self.matcher.deep_copy(), taken=list(self.taken))
+        return replace(self, matcher=self.matcher.deep_copy(), taken=None if self.taken is None else list(self.taken))
 
     def advance(self, token: int) -> None:
         """Take a chosen token in. Raises `RequestError` where the grammar does not allow it, or became too complex."""
         if not self.matcher.consume_token(token):
             raise explained(self.wanted, self.matcher.get_error() or "no token is allowed")
-        self.taken.append(token)
+        if self.taken is not None:
+            self.taken.append(token)
 
     @property
     def is_complete(self) -> bool:
@@ -141,12 +142,13 @@ class GuidancePlace:
         Raises `RequestError` where the grammar became too complex.
         """
         self._write(row)
-        token = only_token(row)
-        if token is not None and not self.matcher.validate_tokens([token]):
-            self.matcher = matcher_of(self.tokenizer, unforced(source(self.wanted)), self.wanted)
-            if not self.matcher.consume_tokens(self.taken):
-                raise explained(self.wanted, self.matcher.get_error())
-            self._write(row)
+        if self.taken is None or (token := only_token(row)) is None or self.matcher.validate_tokens([token]):
+            return
+        self.matcher, taken = matcher_of(self.tokenizer, unforced(source(self.wanted)), self.wanted), self.taken
+        self.taken = None
+        if not self.matcher.consume_tokens(taken):
+            raise explained(self.wanted, self.matcher.get_error())
+        self._write(row)
 
     def _write(self, row: npt.NDArray[np.int32]) -> None:
         self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
