@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import regex
-from grammar_walks import is_whole, vocabulary, walk
+from fake_model import byte_tokenizer
+from grammar_walks import allowed_by, is_whole, vocabulary, walk
 from jsonschema import Draft202012Validator
+from tokenizers import normalizers
 
-from tenon_core.sampling.grammar import check
+from tenon_core.sampling.grammar import Vocabulary, check
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.structured import StructuredOutputs, schema_text
 from tenon_platforms.errors import RequestError
@@ -173,3 +176,74 @@ def test_structural_tags_hold_their_schemas() -> None:
             other.advance(byte_of[bytes([byte])])
     with pytest.raises(RequestError, match="triggers"):
         check(StructuredOutputs(structural_tag=json.dumps({**tag, "triggers": ["<g"]})))
+
+
+SPELLS = "a<end>b"  # the vocabulary's special token, as text
+TAGS = {"structures": [{"begin": "<f>", "schema": {"const": SPELLS}, "end": "</f>"}], "triggers": ["<f"]}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"choice": (SPELLS,)}, SPELLS),
+        ({"choice": ("c", SPELLS, "a<end>c", "a<")}, SPELLS),
+        ({"regex": "a[<]end>b"}, SPELLS),
+        ({"grammar": f'?start: "{SPELLS}" // end\n'}, SPELLS),
+        ({"grammar": 'root ::= "a<" "end" ">b"'}, SPELLS),
+        ({"json": json.dumps({"enum": [SPELLS]})}, f'"{SPELLS}"'),
+        ({"json": json.dumps({"properties": {SPELLS: {"const": 1}}, "required": [SPELLS]})}, f'{{"{SPELLS}":1}}'),
+        ({"structural_tag": json.dumps(TAGS)}, f'x<f>"{SPELLS}"</f>'),
+    ],
+    ids=str,
+)
+def test_a_forced_text_that_spells_a_special_token(backend: str, wanted: dict[str, Any], text: str) -> None:
+    """It is written in ordinary tokens, and the special one is not among those that may come."""
+    grammar = vocabulary(backend)[0].compile(StructuredOutputs(**wanted))
+    assert is_whole(grammar.fork(), text)
+    before = text.index("<end>")
+    byte_of = {one: index for index, one in enumerate(vocabulary(backend)[1]) if len(one) == 1}
+    for letter in text[:before]:
+        grammar.advance(byte_of[letter.encode()])
+    assert byte_of[b"<"] in allowed_by(grammar)
+    assert is_whole(grammar.fork(), text[before:]), "a fork goes on from where it was"
+    if not wanted.get("choice", ())[1:]:
+        assert not is_whole(grammar, text[before:-1]), "and nothing is whole before its end"
+
+
+@pytest.mark.parametrize("text", ["x<s>Y</s>", "<|im_end|>", "caf\u0065\u0301 <|im_start|>"])
+@pytest.mark.parametrize("normalizer", [None, normalizers.Lowercase(), normalizers.NFC()], ids=str)
+def test_a_forced_text_that_the_tokenizer_writes_otherwise(text: str, normalizer: Any) -> None:
+    tokenizer = byte_tokenizer(("<s>", "</s>"))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokens = Vocabulary.of(tokenizer.to_str(), tokenizer.get_vocab_size(), (258,))
+    grammar, said = tokens.compile(StructuredOutputs(choice=(text,))), b""
+    while not grammar.is_complete:
+        row = np.zeros(-(-tokens.size // 32), np.int32)
+        grammar.fill(row)
+        (token,) = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        grammar.advance(token)
+        said += bytes([token])
+    assert said.decode() == text
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "?start: one\none: /[0-9]/",
+        '!start: "7"',
+        "\n\n  ?start : /[0-9]/",
+        "// root ::= 7\n\nstart: /[0-9]/",
+        '# root\n%ignore / /\nstart: "7"',
+        'start: "7"\n  | "root ::= 7"',
+        "ONE: /[0-9]/\n?start: ONE",
+        "root ::= [0-9]",
+        "# start: x\n\n  root ::= one-digit\n  one-digit ::= [0-9]",
+    ],
+)
+def test_lark_and_gbnf_are_told_apart(grammar: str) -> None:
+    wanted = StructuredOutputs(grammar=grammar)
+    check(wanted)
+    made = vocabulary()[0].compile(wanted)
+    assert is_whole(made.fork(), "7") and not is_whole(made, "x")

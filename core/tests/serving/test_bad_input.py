@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from fake_engine import VOCAB
+from fake_engine import EOS, VOCAB
 from running_server import REFUSAL_SECONDS, RunningServer
 
 from tenon_core.sampling.params import CEILINGS, LENGTH_CEILINGS
@@ -97,9 +97,23 @@ def test_fields_that_depend_on_others(client: httpx.Client, path: str) -> None:
     assert_refused(client.post(path, json=body_of(path, max_tokens=4096)), "max_tokens")
     assert_refused(client.post(path, json=body_of(path, stream_options={"include_usage": True})), "stream_options")
     assert_refused(client.post(path, json=body_of(path, stream=True, stream_options={"other": 1})), "stream_options")
+    ends = {"allowed_token_ids": [EOS, 97], "stop_token_ids": [97], "min_tokens": 2}
+    assert "min_tokens" in assert_refused(client.post(path, json=body_of(path, **ends)), "allowed_token_ids")["message"]
+    for more in ({"min_tokens": 0}, {"allowed_token_ids": [EOS, 98]}, {"allowed_token_ids": None}):
+        assert client.post(path, json=body_of(path, **{**ends, **more})).status_code == 200, more
     if path == CHAT:
         assert_refused(client.post(path, json=body_of(path, top_logprobs=2)), "top_logprobs")
         assert_refused(client.post(path, json=body_of(path, max_completion_tokens=2)), "max_completion_tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [("max_tokens", 0, "between 1 and 2147483647"), ("seed", 2**64, f"between {-(2**63)} and {2**64 - 1}"),
+     ("repetition_penalty", 0, "between 0.001 and 100"), ("presence_penalty", 2.5, "between -2 and 2")],
+)  # fmt: skip
+def test_ranges_are_written_out(client: httpx.Client, name: str, value: float, words: str) -> None:
+    error = assert_refused(client.post(CHAT, json=body_of(CHAT, **{name: value})), name)
+    assert error["message"].endswith(words)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -144,11 +144,14 @@ def test_tokens_are_told_as_ids(client: httpx.Client) -> None:
 
 def test_the_prompt_is_told_beside_the_answer(client: httpx.Client) -> None:
     asked = {"messages": HELLO, "max_tokens": 2, "return_prompt_text": True, "return_token_ids": True, "n": 2}
+    asked["prompt_logprobs"] = 1
     whole = client.post(CHAT, json=asked).json()
     assert "user\nhi" in whole["prompt_text"] and "assistant" in whole["prompt_text"]
     first, *others = pieces(client, CHAT, asked)
     assert (first["prompt_text"], first["prompt_token_ids"]) == (whole["prompt_text"], whole["prompt_token_ids"])
-    assert others and not [one for one in others if "prompt_text" in one or "prompt_token_ids" in one]
+    assert first["prompt_logprobs"] == whole["prompt_logprobs"] and whole["prompt_logprobs"][0] is None
+    assert len(whole["prompt_logprobs"]) == len(whole["prompt_token_ids"])
+    assert others and not [name for one in others for name in one if name.startswith("prompt_")]
     assert "prompt_text" not in ask(client).json()
 
 

@@ -128,6 +128,9 @@ def test_chat_with_reasoning_and_a_call(stub: Any) -> None:
 def test_structured_output_is_refused_as_over_http(stub: Any) -> None:
     bad = pb.Sampling(structured_output=pb.StructuredOutput(regex="(unclosed"))
     assert refused(stub, said("x", sampling=bad)) == grpc.StatusCode.INVALID_ARGUMENT
+    nothing = pb.Sampling(structured_output=pb.StructuredOutput())
+    for request in (said("x", sampling=nothing), pb.GenerateRequest(text="x", sampling=nothing)):
+        assert refused(stub, request) == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_the_tokenizer_and_the_models(stub: Any) -> None:

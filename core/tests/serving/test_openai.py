@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import psutil
@@ -51,6 +52,40 @@ def test_completions_in_a_stream(ai: openai.OpenAI) -> None:
     assert reasons == {0: "length", 1: "length"}
     assert tokens == list("abcabca")
     assert usage is not None and usage.completion_tokens == 8
+
+
+PROMPT_ALONE: dict[str, Any] = {"model": "fake", "prompt": ["ab", "cde"], "max_tokens": 0, "echo": True}
+
+
+def test_a_prompt_alone_is_scored(ai: openai.OpenAI) -> None:
+    answer = ai.completions.create(
+        **PROMPT_ALONE, n=2, logprobs=1, extra_body={"prompt_logprobs": 1, "return_token_ids": True}
+    )
+    assert [(one.index, one.text, one.finish_reason) for one in answer.choices] == [
+        (0, "ab", "length"), (1, "ab", "length"), (2, "cde", "length"), (3, "cde", "length"),
+    ]  # fmt: skip
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 0, 5)
+    last = answer.choices[-1].to_dict()
+    assert last["logprobs"] == {
+        "tokens": ["c", "d", "e"], "token_logprobs": [None, -0.5, -0.5], "text_offset": [0, 1, 2],
+        "top_logprobs": [None, {"d": -0.5}, {"e": -0.5}],
+    }  # fmt: skip
+    assert (last["token_ids"], last["prompt_token_ids"], len(last["prompt_logprobs"])) == ([], [99, 100, 101], 3)
+    ends = ai.completions.create(model="fake", prompt=[[258, 97]], max_tokens=0, echo=True, logprobs=0).choices[0]
+    assert ends.finish_reason == "length" and ends.logprobs is not None and ends.logprobs.tokens is not None
+    assert len(ends.logprobs.tokens) == 2, "what would be generated is an end token, and is not told"
+
+
+def test_a_prompt_alone_in_a_stream(ai: openai.OpenAI) -> None:
+    with ai.completions.create(
+        **PROMPT_ALONE, logprobs=1, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        *found, last = list(stream)
+    assert [(one.choices[0].index, one.choices[0].text) for one in found] == [(0, "ab"), (1, "cde")]
+    assert {one.choices[0].finish_reason for one in found} == {"length"}
+    assert [len(one.choices[0].logprobs.tokens) for one in found] == [2, 3]
+    assert last.usage is not None and (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 0)
 
 
 def test_chat(ai: openai.OpenAI) -> None:

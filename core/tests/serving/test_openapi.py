@@ -59,6 +59,8 @@ def test_ceilings_are_the_tables(model: str) -> None:
     assert SCHEMAS[model]["additionalProperties"] is False
     checked = 0
     for name, (least, greatest) in CEILINGS.items():
+        if (model, name) == ("CompletionFields", "max_tokens"):
+            least = 0  # the prompt alone
         for one in properties.get(name, {}).get("anyOf", ()):
             if one["type"] in ("integer", "number"):
                 assert (one["minimum"], one["maximum"]) == (least, greatest), name

@@ -1,14 +1,22 @@
-"""A request that the server's end cancels gets an answer, where one has not begun; others' cancellations pass."""
+"""A request that the server's end cancels gets an answer, where one has not begun; others' cancellations pass.
+
+A client that ends its own request is none that was refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from tenon_core.serving.access import HostRule
-from tenon_core.serving.app import Surround
+from tenon_core.serving.app import Surround, told
+from tenon_core.serving.body import read_object
+from tenon_core.serving.errors import HttpError
+from tenon_core.serving.services import unless_gone
 
 pytestmark = pytest.mark.unit
 SCOPE = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"host", b"localhost")], "client": ("c", 1)}
@@ -46,3 +54,23 @@ def test_an_answer_under_way_just_ends() -> None:
 def test_a_cancellation_of_another_cause_passes() -> None:
     with pytest.raises(asyncio.CancelledError):
         sent_by(begins=False, is_ending=False)
+
+
+@pytest.mark.parametrize(("case", "num_refused"), [("while it waits", 0), ("in its body", 0), ("it is refused", 1)])
+def test_a_client_that_goes_away_was_not_refused(case: str, num_refused: int) -> None:
+    refused: list[int] = []
+    services: Any = SimpleNamespace(metrics=SimpleNamespace(refused=lambda: refused.append(1)))
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def endpoint(request: Request) -> Any:
+        if case == "it is refused":
+            raise HttpError(400, "no")
+        if case == "in its body":
+            return await read_object(request, max_bytes=10, seconds=1)
+        return await unless_gone(request, asyncio.Event().wait())
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    answer = asyncio.run(told(endpoint, services)(Request({**SCOPE, "headers": headers}, receive)))  # type: ignore[arg-type]
+    assert answer.status_code == 400 and len(refused) == num_refused

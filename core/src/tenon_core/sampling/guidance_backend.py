@@ -5,7 +5,8 @@ derivatives, in linear time, with the work of every step bounded by `LIMITS`. Co
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ LIMITS = LLParserLimits(  # a step at its limit takes some milliseconds
     max_grammar_size=500_000,
 )
 ANY_OBJECT = '{"type": "object"}'
+UNFORCED = '\n%llguidance {"no_forcing": true}'
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # Lark has no such sign
 
 
 def source(wanted: StructuredOutputs) -> str:
@@ -75,11 +78,21 @@ def _json_grammar(schema: str, wanted: StructuredOutputs) -> str:
     return grammar
 
 
+def unforced(grammar: str) -> str:
+    """A grammar of `source` whose forced texts the model may write in any tokens, not only in the tokenizer's."""
+    if grammar.startswith("{"):
+        (one,) = json.loads(grammar)["grammars"]
+        grammar = one["lark_grammar"] or f"start: %json {json.dumps(one['json_schema'], ensure_ascii=False)}"
+    return grammar + UNFORCED
+
+
 def _lark(text: str) -> str:
-    from llguidance.gbnf_to_lark import any_to_lark
+    if _GBNF_RULE.search(text) is None:
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        lark: str = any_to_lark(text)
+        lark: str = gbnf_to_lark(text)
     except Exception as error:  # noqa: BLE001 - a converter in Python meets a stranger's text
         raise refusal(f"grammar is not usable: {' '.join(str(error).split())[:300]}") from None
     return lark
@@ -95,19 +108,28 @@ def _tags(text: str) -> str:
 
 @dataclass(slots=True)
 class GuidancePlace:
-    """One sequence's place in its grammar."""
+    """One sequence's place in its grammar.
+
+    Where a grammar leaves one text alone, the library allows the token by which the tokenizer would go on. That token
+    may be another text: a special token that the text spells, or one of the text as the tokenizer normalizes it. From
+    the first such place on the grammar is `unforced`.
+    """
 
     matcher: LLMatcher
     wanted: StructuredOutputs
+    tokenizer: LLTokenizer
+    taken: list[int] | None = field(default_factory=list)  # None: it is unforced
 
     def fork(self) -> GuidancePlace:
         """The same place, for another sample."""
-        return GuidancePlace(self.matcher.deep_copy(), self.wanted)
+        return replace(self, matcher=self.matcher.deep_copy(), taken=None if self.taken is None else list(self.taken))
 
     def advance(self, token: int) -> None:
         """Take a chosen token in. Raises `RequestError` where the grammar does not allow it, or became too complex."""
         if not self.matcher.consume_token(token):
             raise explained(self.wanted, self.matcher.get_error() or "no token is allowed")
+        if self.taken is not None:
+            self.taken.append(token)
 
     @property
     def is_complete(self) -> bool:
@@ -119,14 +141,38 @@ class GuidancePlace:
 
         Raises `RequestError` where the grammar became too complex.
         """
+        self._write(row)
+        if self.taken is None or (token := only_token(row)) is None or self.matcher.validate_tokens([token]):
+            return
+        self.matcher, taken = matcher_of(self.tokenizer, unforced(source(self.wanted)), self.wanted), self.taken
+        self.taken = None
+        if not self.matcher.consume_tokens(taken):
+            raise explained(self.wanted, self.matcher.get_error())
+        self._write(row)
+
+    def _write(self, row: npt.NDArray[np.int32]) -> None:
         self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self.matcher.is_error():
             raise explained(self.wanted, self.matcher.get_error())
 
 
-def compiled(tokenizer: LLTokenizer, wanted: StructuredOutputs) -> GuidancePlace:
-    """A grammar at its start. Raises `RequestError`."""
-    matcher = LLMatcher(tokenizer, source(wanted), limits=LIMITS, log_level=0)
+def only_token(row: npt.NDArray[np.int32]) -> int | None:
+    """The one token that a mask's row allows, None where there are more or none."""
+    if np.count_nonzero(row) != 1:
+        return None
+    word = int(np.flatnonzero(row)[0])
+    bits = int(row[word]) & 0xFFFFFFFF
+    return None if bits & (bits - 1) else 32 * word + bits.bit_length() - 1
+
+
+def matcher_of(tokenizer: LLTokenizer, grammar: str, wanted: StructuredOutputs) -> LLMatcher:
+    """A matcher at its start. Raises `RequestError`."""
+    matcher = LLMatcher(tokenizer, grammar, limits=LIMITS, log_level=0)
     if matcher.is_error():
         raise explained(wanted, matcher.get_error())
-    return GuidancePlace(matcher, wanted)
+    return matcher
+
+
+def compiled(tokenizer: LLTokenizer, wanted: StructuredOutputs) -> GuidancePlace:
+    """A grammar at its start. Raises `RequestError`."""
+    return GuidancePlace(matcher_of(tokenizer, source(wanted), wanted), wanted, tokenizer)

@@ -204,7 +204,8 @@ def _check_number(name: str, value: Any, least: float, greatest: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)):
         raise RequestError(f"{name} is {value!r:.80}: expected {'an integer' if integral else 'a number'}", param=name)
     if not least <= value <= greatest:  # also refuses NaN
-        raise RequestError(f"{name} is {value!r:.80}: it must lie between {least:g} and {greatest:g}", param=name)
+        bounds = " and ".join(f"{one}" if isinstance(one, int) else f"{one:g}" for one in (least, greatest))
+        raise RequestError(f"{name} is {value!r:.80}: it must lie between {bounds}", param=name)
     if name == "top_p" and value == 0.0:
         raise RequestError("top_p is 0: it must be greater than 0 and at most 1", param="top_p")
 

@@ -82,6 +82,13 @@ def validate_request(
     _check_ids("stop_token_ids", params.stop_token_ids, facts.vocab_size)
     _check_ids("logit_bias", params.logit_bias, facts.vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), facts.vocab_size)
+    ends = {*params.stop_token_ids, *facts.eos_token_ids}
+    if params.min_tokens and params.structured_outputs is None and ends.issuperset(params.allowed_token_ids or (-1,)):
+        raise RequestError(
+            f"allowed_token_ids has only tokens that end a text, which min_tokens ({params.min_tokens}) forbids at"
+            " first: add others",
+            param="allowed_token_ids",
+        )
     if params.structured_outputs is not None and not facts.eos_token_ids:
         raise RequestError(
             "structured_outputs needs a model with an end token: this one's configuration names none",

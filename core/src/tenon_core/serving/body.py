@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tenon_core.loading.strict_json import LoneSurrogateError, TooDeepError, loads_strict
 
-from .errors import HttpError
+from .errors import HttpError, client_gone
 
 MAX_DEPTH = 32
 MAX_DIGITS = 64
@@ -57,7 +57,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             if len(body) > max_bytes:
                 raise too_large(max_bytes)
     except ClientDisconnect:
-        raise HttpError(400, "the client went away") from None
+        raise client_gone() from None
     return bytes(body)
 
 

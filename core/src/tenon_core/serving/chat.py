@@ -80,6 +80,8 @@ class Chat:
     def prompt(self) -> dict[str, Any]:
         """What of the prompt is told beside the answer, as far as it was asked for."""
         found: dict[str, Any] = {}
+        if self.fields.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_positions(self.request.output.prompt_logprobs)
         if self.fields.return_token_ids:
             found["prompt_token_ids"] = self.request.output.prompt_token_ids
         if self.fields.return_prompt_text:
@@ -204,7 +206,6 @@ async def whole(request: Request, call: Chat) -> Response:
         await unless_gone(request, call.work.finish())
     finally:
         call.work.abort()
-    output = call.request.output
     choices = []
     for sample in call.request.samples:
         message, reason = await understood(call.reading, sample.output)
@@ -221,8 +222,6 @@ async def whole(request: Request, call: Chat) -> Response:
             choice["token_ids"] = sample.output.token_ids
         choices.append(choice)
     answer: dict[str, Any] = {**call.head.whole(), "choices": choices, "usage": call.usage()}
-    if call.fields.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_positions(output.prompt_logprobs)
     return json_response({**answer, **call.prompt})
 
 

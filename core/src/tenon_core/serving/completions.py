@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from tenon_core.client.bad_words import with_bad_words
 from tenon_core.client.generation import ActiveRequest
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.tokenizer import ClientTokenizer
+from tenon_core.engine.messages import FinishReason
 from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import RequestError
 
@@ -26,7 +27,6 @@ from .protocol import CompletionFields, Prompt, parse
 from .services import Services, Work, unless_gone
 from .sse import ENCODER, Pieces, stream_response, usage_of
 
-DEFAULT_MAX_TOKENS = 16
 Prompts = list[tuple[str | None, list[int]]]
 
 
@@ -56,9 +56,10 @@ class Completion:
     def usage(self) -> dict[str, Any]:
         """Counts of tokens over all prompts."""
         requests = self.work.requests
+        num_generated = sum(len(sample.output.token_ids) for request in requests for sample in request.samples)
         return usage_of(
             sum(len(request.output.prompt_token_ids) for request in requests),
-            sum(len(sample.output.token_ids) for request in requests for sample in request.samples),
+            0 if self.fields.is_prompt_alone else num_generated,
             sum(request.output.num_cached_tokens for request in requests),
         )
 
@@ -88,7 +89,7 @@ def handler(services: Services) -> Any:
         tokenizer, _ = services.ready_tokenizer()
         with names_of(fields.names):
             params = fields.sampling(
-                max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+                max_tokens=fields.most_tokens,
                 logprobs=fields.logprobs,
                 prompt_logprobs=fields.logprobs
                 if fields.echo and fields.prompt_logprobs is None
@@ -154,31 +155,12 @@ async def whole(request: Request, call: Completion) -> Response:
         await unless_gone(request, call.work.finish())
     finally:
         call.work.abort()
-    choices = [choice(call, one, index) for one in call.work.requests for index in range(call.n)]
+    choices = [
+        piece(call, one, sample.take_delta(), call.logprobs(one), call.index(one, sample.output.index), is_first=True)
+        for one in call.work.requests
+        for sample in one.samples
+    ]
     return json_response({**call.head.whole(), "choices": choices, "usage": call.usage()})
-
-
-def choice(call: Completion, request: ActiveRequest, sample_index: int) -> dict[str, Any]:
-    """One finished sample."""
-    sample, output, fields = request.samples[sample_index], request.output.outputs[sample_index], call.fields
-    shape = call.logprobs(request)
-    logprobs = None
-    if shape is not None:
-        logprobs = shape.of(()) if not fields.echo else echoed_logprobs(call, request, shape)
-        logprobs = joined(logprobs, shape.of(sample.position_logprobs))
-    found: dict[str, Any] = {
-        "index": call.index(request, sample_index),
-        "text": call.echoed_text(request) + output.text if fields.echo else output.text,
-        "logprobs": logprobs,
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
-    }
-    if fields.prompt_logprobs is not None:
-        found["prompt_logprobs"] = prompt_positions(request.output.prompt_logprobs)
-    if fields.return_token_ids:
-        found["token_ids"] = output.token_ids
-        found["prompt_token_ids"] = request.output.prompt_token_ids
-    return found
 
 
 def echoed_logprobs(call: Completion, request: ActiveRequest, shape: CompletionLogprobs) -> dict[str, Any]:
@@ -227,8 +209,12 @@ def piece(
     *,
     is_first: bool,
 ) -> dict[str, Any]:
-    """One piece of one sample. The first one brings the echoed prompt."""
-    fields, text, logprobs = call.fields, delta.text, None
+    """One piece of one sample, or all of it. The first one brings the echoed prompt."""
+    fields = call.fields
+    if fields.is_prompt_alone:
+        ends = None if delta.finish_reason is None else FinishReason.LENGTH.text
+        delta = replace(delta, text="", token_ids=[], logprobs=[], finish_reason=ends, stop_reason=None)
+    text, logprobs = delta.text, None
     echoes = is_first and bool(fields.echo)
     if echoes:
         text = call.echoed_text(request) + text

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tenon_core.client.link import EngineLostError
@@ -81,6 +82,11 @@ def http_error(error: BaseException) -> HttpError:
     if isinstance(error, TenonError):
         return HttpError(500, "the engine failed while it worked on this request; the server's log has the cause")
     return HttpError(500, "internal error; the server's log has the cause")
+
+
+def client_gone() -> HTTPException:
+    """Nobody waits for the answer. Not an `HttpError`: nothing was refused."""
+    return HTTPException(400, "the client went away")
 
 
 def not_ready(state: str) -> HttpError:

@@ -79,6 +79,7 @@ INSTEAD = {
     "guided_grammar": ": send structured_outputs",
     "store": " in this API: POST /v1/responses keeps what it answers",
 }
+DEFAULT_MAX_TOKENS = 16  # of a completion
 REFUSED = {"chat_template": "a chat template comes with the model or from the server's operator, not with a request"}
 
 
@@ -205,8 +206,19 @@ class CompletionFields(BeamFields):
     """POST /v1/completions."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(json_schema_extra={"minimum": 0})] | None = None  # 0: with echo
     echo: bool | None = None
     logprobs: int | None = None
+
+    @property
+    def is_prompt_alone(self) -> bool:
+        """Whether the echoed prompt, with its log-probabilities, is all that is wanted."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def most_tokens(self) -> int:
+        """The engine's limit; it generates one token after any prompt."""
+        return 1 if self.is_prompt_alone else DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
 
 class ChatFields(BeamFields):

@@ -24,7 +24,7 @@ from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from .config import ServerConfig
-from .errors import HttpError, not_ready
+from .errors import HttpError, client_gone, not_ready
 from .parsers.registry import Parsers
 from .response_shares import ResponseShares
 from .response_store import ResponseStore
@@ -219,7 +219,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise HttpError(400, "the client went away")
+        raise client_gone()
     finally:
         for one in (task, watcher):
             one.cancel()

@@ -163,7 +163,7 @@ class ChunkChoice(Answer):
 
 
 class ChatChunk(Answer):
-    """A piece of a stream. prompt_token_ids, prompt_text: in the first one."""
+    """A piece of a stream. prompt_logprobs, prompt_token_ids, prompt_text: in the first one."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -171,5 +171,6 @@ class ChatChunk(Answer):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET

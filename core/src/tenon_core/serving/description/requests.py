@@ -114,7 +114,8 @@ def _bound(name: str, schema: dict[str, Any]) -> None:
     for one in _alternatives(schema):
         kind = one.get("type")
         if name in CEILINGS and kind in ("integer", "number"):
-            one["minimum"], one["maximum"] = CEILINGS[name]
+            least, one["maximum"] = CEILINGS[name]
+            one.setdefault("minimum", least)
         if name in LENGTH_CEILINGS and kind in OF_A_BODY:
             one[OF_A_BODY[kind]] = LENGTH_CEILINGS[name]
         if name == "stop":

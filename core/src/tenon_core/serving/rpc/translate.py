@@ -79,6 +79,7 @@ def _sampling(sampling: pb.Sampling) -> dict[str, Any]:
     if sampling.HasField("structured_output"):
         structured = sampling.structured_output
         kind = structured.WhichOneof("kind")
+        body["structured_outputs"] = {}  # which the API refuses
         if kind is not None:
             value: Any = list(structured.choice.texts) if kind == "choice" else getattr(structured, kind)
             body["structured_outputs"] = {STRUCTURED.get(kind, kind): value}
