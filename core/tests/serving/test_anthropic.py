@@ -263,6 +263,32 @@ def test_an_error_in_the_middle_of_a_stream(ai: anthropic.Anthropic, writer: Run
     writer.wait_healthy()
 
 
+def test_the_runner_of_tools(ai: anthropic.Anthropic) -> None:
+    """The client asks for a thread first, and sends the messages themselves where it hears that there is none."""
+    towns: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Weather.
+
+        Args:
+            city: Where.
+        """
+        towns.append(city)
+        return "sunny"
+
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    first, last = list(ai.beta.messages.tool_runner(**asked(call), tools=[get_weather]))
+    assert towns == ["Oslo"] and first.stop_reason == "tool_use" and last.stop_reason == "end_turn"
+    (plain,) = list(ai.beta.messages.tool_runner(**asked("abc"), tools=[]))
+    assert [block.text for block in plain.content if block.type == "text"] == ["abc"]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ai.messages.count_tokens(model="fake", messages=[{"role": "user", "content": "abc"}],
+                                 extra_body={"thread": {"type": "create"}})  # fmt: skip
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
 def test_pings_where_it_is_silent() -> None:
     import asyncio
     from collections.abc import AsyncIterator

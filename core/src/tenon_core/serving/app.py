@@ -37,6 +37,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Maker = Callable[[Services], Endpoint]
 MAX_LOGGED = 200
 NAMES = {"beam_width": "n"}  # the engine's -> the APIs'
+REQUEST_ID_HEADERS = (REQUEST_ID_HEADER, "request-id")  # as OpenAI's clients know it, and Anthropic's
 PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 
 
@@ -100,8 +101,8 @@ def make_app(services: Services) -> ASGIApp:
             app,
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID_HEADER],
-            expose_headers=[REQUEST_ID_HEADER],
+            allow_headers=["*"],  # clients' libraries send many of their own; what a page may do its key says
+            expose_headers=[*REQUEST_ID_HEADERS, "retry-after"],
         )
     return Surround(
         app=app,
@@ -157,7 +158,7 @@ class Surround:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                for name in (REQUEST_ID_HEADER, "request-id"):  # as OpenAI's clients know it, and Anthropic's
+                for name in REQUEST_ID_HEADERS:
                     MutableHeaders(scope=message)[name] = label
             await send(message)
 

@@ -50,7 +50,7 @@ ANTHROPIC_TYPES = {
 
 
 class HttpError(Exception):
-    """An answer other than success. headers: further ones of the answer."""
+    """An answer other than success. headers: further ones of the answer; details: what Anthropic's clients look at."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+        self.headers, self.details = headers or {}, details
 
 
 def http_error(error: BaseException) -> HttpError:
@@ -103,7 +104,8 @@ def error_body(error: HttpError) -> dict[str, Any]:
 def anthropic_body(error: HttpError) -> dict[str, Any]:
     """The JSON object of an error in Anthropic's API."""
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": _shown(error)}}
+    told: dict[str, Any] = {"type": kind, "message": _shown(error)}
+    return {"type": "error", "error": told if error.details is None else told | {"details": error.details}}
 
 
 def _shown(error: HttpError) -> str:

@@ -17,7 +17,7 @@ from ..services import Services, unless_gone
 from ..sse import stream_response
 from ..tool_use import reading_of
 from .message_events import error_event, events, with_pings
-from .message_fields import NAMES, NOT_YET, CountFields, as_chat, parsed
+from .message_fields import NAMES, NOT_YET, CountFields, as_chat, check_thread, parsed
 from .message_run import MessageRun
 
 PING_SECONDS = 10.0  # of silence
@@ -61,6 +61,7 @@ def count(services: Services) -> Any:
     async def post_count(request: Request) -> Response:
         config = services.config
         body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        check_thread(body)
         fields = parse(CountFields, body, NOT_YET)
         services.check_model(fields.model)
         _, conversation = services.ready_tokenizer()
