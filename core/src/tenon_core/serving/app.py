@@ -26,7 +26,7 @@ from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
 from .deadline import Deadline
 from .description import openapi
-from .errors import HttpError, error_response, http_error
+from .errors import HttpError, LateError, error_response, http_error
 from .field_names import names_of
 from .openai import responses
 from .services import Services
@@ -120,7 +120,7 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
         try:
             with names_of(NAMES):
                 return await endpoint(request)
-        except (HttpError, RequestError, CapacityError) as error:
+        except (HttpError, LateError, RequestError, CapacityError) as error:
             services.metrics.refused()
             return error_response(http_error(error), request.scope)
         except TenonError as error:

@@ -49,6 +49,10 @@ ANTHROPIC_TYPES = {
 }
 
 
+class LateError(TenonError):
+    """A request took longer than the server lets it."""
+
+
 class HttpError(Exception):
     """An answer other than success. headers: further ones of the answer; details: what Anthropic's clients look at."""
 
@@ -73,6 +77,8 @@ def http_error(error: BaseException) -> HttpError:
         return error
     if isinstance(error, RequestError):
         return HttpError(400, error.message, param=error.param)
+    if isinstance(error, LateError):
+        return HttpError(504, error.message)
     if isinstance(error, CapacityError):
         return HttpError(429, error.message, code="overloaded", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, EngineLostError):

@@ -72,7 +72,7 @@ class Services:
         task.add_done_callback(self._tasks.discard)
 
     def drain(self) -> None:
-        """Take no more requests; those that run have until `--drain-seconds` from now, whatever protocol they came by."""
+        """Take no more requests; those that run have `--drain-seconds` from now, of whatever protocol."""
         if self.draining_since is None:
             self.draining_since = time.monotonic()
 

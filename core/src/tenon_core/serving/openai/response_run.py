@@ -123,6 +123,10 @@ class Run:
         self.chat.work.stop(CancelledError("the response was cancelled"))
         self._end("cancelled")
 
+    def expire(self, error: TenonError) -> None:
+        """Let it fail where it stands, and say so."""
+        self.chat.work.stop(error)
+
     def leave(self) -> None:
         """End what still runs: the client went away, if this is not the end."""
         self.chat.work.abort()

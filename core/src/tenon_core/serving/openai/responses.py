@@ -16,6 +16,7 @@ from ..answer_types import DeletedResponse
 from ..answers import Head, json_response
 from ..body import read_object
 from ..chat import begin
+from ..deadline import ON_LATE, late
 from ..errors import HttpError
 from ..field_names import names_of
 from ..response_shares import History
@@ -42,7 +43,7 @@ def create(services: Services) -> Any:
         if fields.stream:
             return await streamed(request, run)
         if fields.background:
-            services.keep(asyncio.get_running_loop().create_task(in_background(run)))
+            services.keep(asyncio.get_running_loop().create_task(in_background(run, config.request_timeout)))
         else:
             await unless_gone(request, run.finish())
         return json_response(run.response())
@@ -77,6 +78,7 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
         conversation=kept,
         is_stored=store.is_on and fields.store is not False,
     )
+    request.scope[ON_LATE] = run.expire
     run.begin_storing()
     if fields.background and not run.is_stored:
         chat.work.abort()
@@ -129,12 +131,16 @@ async def streamed(request: Request, run: Run) -> Response:
     return stream_response(events(run, run.chat.interval), headers, release=run.leave, tell=error_event, end=b"")
 
 
-async def in_background(run: Run) -> None:
-    """Run to the end; the response itself tells what went wrong."""
+async def in_background(run: Run, seconds: float) -> None:
+    """Run to the end; the response itself tells what went wrong. seconds: the longest that it may take, 0: no end."""
+    timer = asyncio.get_running_loop().call_later(seconds, run.expire, late(seconds)) if seconds else None
     try:
         await run.finish()
     except TenonError:
         return
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def owner_of(request: Request) -> str:
