@@ -256,7 +256,12 @@ ENDLESS: dict[str, Any] = {"extra_body": {"ignore_eos": True}, "max_output_token
 
 def test_cancelled(ai: openai.OpenAI) -> None:
     response = ai.responses.create(model="fake", background=True, **ENDLESS)
+    time.sleep(0.2)
     cancelled = ai.responses.cancel(response.id)
+    assert [one.status for one in cancelled.output] == ["incomplete"]  # type: ignore[union-attr]
+    count = cancelled.usage.output_tokens if cancelled.usage is not None else 0
+    assert count > 0 and len(cancelled.output_text) == count - count // 4  # the template's end has no text
+    assert ai.responses.retrieve(response.id).output == cancelled.output
     assert cancelled.status == "cancelled" and ai.responses.retrieve(response.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="has ended"):
         ai.responses.cancel(response.id)
@@ -265,8 +270,11 @@ def test_cancelled(ai: openai.OpenAI) -> None:
     with ai.responses.create(model="fake", stream=True, **ENDLESS) as stream:
         for event in stream:
             if event.type == "response.created":
-                ai.responses.cancel(event.response.id)
+                identity = event.response.id
+            if event.type == "response.content_part.added":
+                ai.responses.cancel(identity)
         assert event.type == "response.incomplete" and event.response.status == "cancelled"
+        assert [one.status for one in event.response.output] == ["incomplete"]  # type: ignore[union-attr]
     running = ai.responses.create(model="fake", background=True, **ENDLESS)
     ai.responses.delete(running.id)
     with ai.responses.create(model="fake", stream=True, **ENDLESS) as left:
@@ -299,4 +307,5 @@ def test_a_failed_step(ai: openai.OpenAI, responder: RunningServer) -> None:
         assert event.type == "response.failed" and event.response.error is not None
         assert event.response.error.code == "server_error" and "again" in event.response.error.message
     responder.wait_healthy()
-    assert ai.responses.retrieve(event.response.id).status == "failed"
+    stored = ai.responses.retrieve(event.response.id)
+    assert stored.status == "failed" and [one.status for one in stored.output] == ["incomplete"]  # type: ignore[union-attr]

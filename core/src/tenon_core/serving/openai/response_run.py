@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tenon_core.client.samples import SampleDelta
-from tenon_core.engine.messages import TokenLogprobs
+from tenon_core.engine.messages import Finished, FinishReason, TokenLogprobs
 from tenon_platforms.errors import TenonError
 
 from ..blocks import Block, Blocks, Change, Kind
@@ -25,6 +25,7 @@ from .response_fields import ResponseFields
 
 PREFIXES = {Kind.TEXT: "msg", Kind.THOUGHT: "rs", Kind.CALL: "fc"}
 ENDED = "completed"
+BROKEN_OFF = ("cancelled", "failed")
 FAILED_CODE, LIMIT_CODE = "server_error", "rate_limit_exceeded"
 
 
@@ -50,6 +51,7 @@ class Run:
     incomplete: str | None = None
     error: HttpError | None = None
     num_thought: int = 0  # tokens
+    is_read_beside: bool = False  # whether a thread reads a long text
 
     def __post_init__(self) -> None:
         self.blocks = Blocks(prefixes=PREFIXES, label=self.id.partition("_")[2])
@@ -83,7 +85,9 @@ class Run:
         if self.fields.has_logprobs or len(delta.text) < LONG_TEXT:
             changes, reason = self._read(delta)
         else:
+            self.is_read_beside = True
             changes, reason = await asyncio.to_thread(self._read, delta)
+            self.is_read_beside = False
         if reason is not None:
             changes += self.blocks.end()
             is_cut = reason == "length"
@@ -114,9 +118,20 @@ class Run:
     def _end(self, status: str) -> None:
         if self.status != "in_progress":
             return
+        if status in BROKEN_OFF and not self.fields.stream and not self.is_read_beside:
+            self._gather()
         self.status, self.completed = status, int(time.time())
         if self.is_stored and self.store.get(self.owner, self.id) is not None:
             self.is_stored = self.store.put(self.owner, self.stored())
+
+    def _gather(self) -> None:
+        """Read what came and was not told, as nobody listened: what breaks off has all of it."""
+        for sample in self.chat.request.samples:
+            if not sample.is_finished:
+                sample.finish(Finished(key=sample.key, reason=FinishReason.ABORT))
+            elif not sample.num_untold:
+                continue
+            self._read(sample.take_delta())
 
     def cancel(self) -> None:
         """End it where it stands."""
@@ -157,8 +172,11 @@ class Run:
 
     def item(self, block: Block) -> dict[str, Any]:
         """One block as an item, as far as it has come."""
-        is_cut = block is self.blocks.blocks[-1] and self.incomplete is not None
-        status = ("incomplete" if is_cut else ENDED) if block.is_ended else "in_progress"
+        is_broken = self.incomplete is not None or self.status in BROKEN_OFF
+        if block is self.blocks.blocks[-1] and is_broken:
+            status = "incomplete"
+        else:
+            status = ENDED if block.is_ended else "in_progress"
         found: dict[str, Any] = {"id": block.id, "type": "", "status": status}
         if block.kind is Kind.CALL:
             return found | {
