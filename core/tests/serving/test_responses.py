@@ -126,6 +126,36 @@ def test_logprobs_belong_to_the_text(ai: openai.OpenAI) -> None:
     assert plain.output[0].content[0].logprobs == []  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("a" + " " * 700 + "b\n\nc", None),
+        ("Hi  \n\n \n", None),
+        (" \n" * 200, None),
+        ("<think> hm </think>\n\n" + " " * 300 + "\u20ac 5 \U0001f600 \n", "\u20ac 5 \U0001f600 \n"),
+        ("ab <think>c</think> d ", None),
+        ("<tool_call>no call  " + " " * 300, None),
+        ("a b  <tool_call>x</tool_call> c ", None),
+        ("one ST", None),  # which may become STOP
+        ("one STOP", "one "),
+    ],
+)  # fmt: skip
+def test_every_token_of_the_text_has_its_logprob(ai: openai.OpenAI, said: str, text: str | None) -> None:
+    """Whatever was held back, and nothing else: neither marks nor the end."""
+    asked: dict[str, Any] = {
+        "model": "fake", "input": said, "tools": TOOLS, "include": ["message.output_text.logprobs"],
+        "extra_body": {"stop": ["STOP"]},
+    }  # fmt: skip
+    response = ai.responses.create(**asked)
+    parts = [part for item in response.output if item.type == "message" for part in item.content]
+    assert "".join(part.text for part in parts) == (said if text is None else text)  # type: ignore[union-attr]
+    logprobs = [one for part in parts for one in part.logprobs or ()]  # type: ignore[union-attr]
+    assert bytes(byte for one in logprobs for byte in one.bytes) == (said if text is None else text).encode()
+    assert len(logprobs) == len((said if text is None else text).encode())  # a token a byte
+    deltas = [one for one in ai.responses.create(**asked, stream=True) if one.type == "response.output_text.delta"]
+    assert [one.token for delta in deltas for one in delta.logprobs] == [one.token for one in logprobs]
+
+
 def test_cut_off_by_its_length(ai: openai.OpenAI) -> None:
     response = ai.responses.create(model="fake", input="abcdef", max_output_tokens=3)
     assert response.status == "incomplete" and response.output_text == "abc"

@@ -102,10 +102,18 @@ class Run:
         if self.fields.has_logprobs:
             for part, position in zip_longest(delta.parts, delta.logprobs):
                 events, _ = reading.events(delta.index, part or "", None)
-                changes += self.blocks.take(events, () if position is None else ((part or "", position),))
+                if position is not None and not part and position.token_id in self.silent_ids:
+                    position = None
+                changes += self.blocks.take(events, part or "", position)
             text = ""
         events, reason = reading.events(delta.index, text, delta.finish_reason)
         return changes + self.blocks.take(events), reason
+
+    @property
+    def silent_ids(self) -> frozenset[int]:
+        """Tokens that are in no text, unlike those that have none as they are the beginning of a character."""
+        vocabulary = self.chat.services.vocabulary
+        return frozenset() if vocabulary is None else vocabulary.special_ids
 
     async def _count_thought(self) -> None:
         """The tokens of what was thought: as many as its text has."""
