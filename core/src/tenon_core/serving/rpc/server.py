@@ -216,7 +216,7 @@ async def _abort(context: Context, call: Call, found: Mapping[str, Any]) -> NoRe
     code = CODES.get(call.status, grpc.StatusCode.INTERNAL)
     if call.status == 200:  # it broke off in the middle
         is_lost = error.get("code") == "engine_lost"
-        code = grpc.StatusCode.UNAVAILABLE if is_lost else CODES.get(error.get("code"), grpc.StatusCode.INTERNAL)
+        code = grpc.StatusCode.UNAVAILABLE if is_lost else CODES.get(error.get("code", 0), grpc.StatusCode.INTERNAL)
     await context.abort(code, str(error.get("message") or "the call failed"))
     raise AssertionError
 
