@@ -254,6 +254,16 @@ def test_refusals(writer: RunningServer, changes: dict[str, Any], words: str) ->
             assert words in answer.json()["error"]["message"] and len(answer.content) < 3000
 
 
+def test_mistakes_in_tools_are_told_by_the_names_of_this_api(writer: RunningServer) -> None:
+    with writer.client() as client:
+        for tool, place in (
+            ({"name": "a b", "input_schema": {}}, "tools[0].name"),
+            ({"name": "f", "input_schema": {"type": 5}}, "tools[0].input_schema"),
+        ):
+            error = client.post("/v1/messages", json={**asked("hi"), "tools": [tool]}).json()["error"]
+            assert error["message"].startswith(f"{place} is ")
+
+
 def test_an_error_in_the_middle_of_a_stream(ai: anthropic.Anthropic, writer: RunningServer) -> None:
     endless = asked("abc", extra_body={"ignore_eos": True}, stream=True)
     with pytest.raises(anthropic.APIStatusError, match="again"):

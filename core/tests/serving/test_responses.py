@@ -254,6 +254,48 @@ def test_stored_and_forgotten(ai: openai.OpenAI, responder: RunningServer) -> No
         ai.responses.retrieve(unstored.id)
 
 
+def test_tokens_of_a_request_that_is_not_run(ai: openai.OpenAI) -> None:
+    counted = ai.responses.input_tokens.count(model="fake", input="abc", tools=TOOLS)  # type: ignore[arg-type]
+    response = ai.responses.create(model="fake", input="abc", tools=TOOLS)
+    assert response.usage is not None and counted.input_tokens == response.usage.input_tokens > 3
+    assert counted.object == "response.input_tokens"
+    with pytest.raises(openai.NotFoundError, match="compacts no conversations"):
+        ai.responses.compact(model="fake", input="abc")
+
+
+def test_items_have_ids_of_their_own(ai: openai.OpenAI) -> None:
+    """Also where a client sends one twice: pages end."""
+    twice: list[Any] = [{"id": "msg_1", "role": "user", "content": text} for text in "abc"]
+    response = ai.responses.create(model="fake", input=twice)
+    again = ai.responses.create(model="fake", input=twice, previous_response_id=response.id)
+    items = list(ai.responses.input_items.list(again.id, limit=1, order="asc"))
+    assert [one.content[0].text for one in items] == [*"abc", "c", *"abc"]  # type: ignore[union-attr]
+    assert len({one.id for one in items}) == 7 and items[0].id == "msg_1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "param"),
+    [
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity"),
+        ({"tools": [{"type": "function", "name": "no name"}]}, "tools[0].name", "tools"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 5}}]}, "tools[0].parameters", "tools"),
+        (
+            {"input": [{"role": "user", "content": "a"},
+                       {"type": "function_call", "call_id": "c", "name": "f", "arguments": "not json"}]},
+            "input[1].arguments", "input",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_mistakes_are_told_by_the_names_of_this_api(
+    responder: RunningServer, changes: dict[str, Any], place: str, param: str
+) -> None:
+    with responder.client() as client:
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            error = client.post(path, json={"input": "x", **changes}).json()["error"]
+            assert error["message"].startswith(f"{place} is ") and error["param"] == param
+
+
 def test_pages_of_input_items(ai: openai.OpenAI) -> None:
     items: list[Any] = [{"role": "user", "content": str(place)} for place in range(25)]
     response = ai.responses.create(model="fake", input=items)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenon_core.observability.log import escaped
@@ -55,6 +55,7 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/messages", messages.create, False),
     ("POST", "/v1/messages/count_tokens", messages.count, False),
     ("POST", "/v1/responses", responses.create, False),
+    ("POST", "/v1/responses/input_tokens", responses.count, False),
     *((method, path, responses.of_one(method, path), False) for method, path in responses.KEPT),
     ("POST", "/v1/embeddings", embeddings.embeddings, False),
     ("POST", "/pooling", embeddings.pooling, False),
@@ -77,6 +78,10 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/", playground.asset(playground.PAGE), True),
     *(("GET", f"/playground/{name}", playground.asset(name), True) for name in playground.ASSETS),
 )
+# What clients' libraries may ask for, and would otherwise be taken for the name of something -> why it is not there.
+ABSENT = {
+    "/v1/responses/compact": "this server compacts no conversations: send the items themselves, as many as are needed"
+}
 POSTS = frozenset(path for method, path, _, _ in TABLE if method == "POST")
 
 
@@ -93,7 +98,8 @@ def make_app(services: Services) -> ASGIApp:
         GuardedRoute(path, told(maker(services), services), methods=[method], keys=keys, is_public=is_public)
         for method, path, maker, is_public in TABLE
     ]
-    app: ASGIApp = Router(routes=table, redirect_slashes=False, default=GuardedNotFound(keys=keys))
+    absent = [Route(path, GuardedNotFound(keys=keys, message=why), methods=["POST"]) for path, why in ABSENT.items()]
+    app: ASGIApp = Router(routes=[*absent, *table], redirect_slashes=False, default=GuardedNotFound(keys=keys))
     if config.request_timeout:
         app = Deadline(app=app, seconds=config.request_timeout)
     if config.allowed_origins:

@@ -38,8 +38,11 @@ NAMES = {
     "stop": "stop_sequences",
     "max_completion_tokens": "max_tokens",
     "prompt": "messages",
-    "thinking_token_budget": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
 }
+PARTS = {".function.parameters": ".input_schema", ".function.": "."}  # of tools
 # Variables by which templates turn thinking on and off.
 SWITCHES = ("enable_thinking", "thinking")
 LEAST_BUDGET = 1024

@@ -22,6 +22,7 @@ from ..errors import HttpError, http_error
 from ..logprobs import chat_logprobs
 from ..response_store import Item, ResponseStore, Stored, as_items
 from .response_fields import ResponseFields
+from .response_items import new_id
 
 PREFIXES = {Kind.TEXT: "msg", Kind.THOUGHT: "rs", Kind.CALL: "fc"}
 ENDED = "completed"
@@ -269,5 +270,9 @@ def failure(error: HttpError) -> dict[str, Any]:
 
 
 def conversation_of(earlier: Iterable[Item], items: Sequence[dict[str, Any]]) -> tuple[Item, ...]:
-    """All that is input: what came before and what came with this request."""
-    return (*earlier, *as_items(items))
+    """All that is input: what came before and what came with this request, each item with an id of its own."""
+    found = dict(earlier)
+    for one in items:
+        kept = one if one["id"] not in found else {**one, "id": new_id(one["type"])}
+        found.update(as_items([kept]))
+    return tuple(found.items())
