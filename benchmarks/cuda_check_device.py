@@ -1,4 +1,4 @@
-"""Checks of the CUDA platform's own parts on the real card: copies, events, faults, graphs, FP8 products, NCCL.
+"""Checks of the CUDA platform's own parts on the real card: copies, events, faults, graphs, its products, NCCL.
 
 Each takes an open device and returns a few words, or raises.
 """
@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from tenon_cuda.capabilities import Arch
 from tenon_cuda.collectives import NCCLCollectives
 from tenon_cuda.graphs import CaptureExecutable, GraphPool, GraphRecorder
 from tenon_cuda.ops import fp8
+from tenon_cuda.ops.warpgroup_gated import WarpgroupGated
+from tenon_cuda.ops.warpgroups import ARCH
 from tenon_platforms.device import Fault
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel
@@ -139,6 +142,47 @@ def fp8_products(device: Any) -> str:
     return f"worst relative error {worst:.1e}"
 
 
+def gated_rows(device: Any) -> str:
+    """Gated MLPs of many rows: float32's results at odd shapes, nothing outside, the same bits again and in a graph."""
+    if Arch.of(device) != ARCH:
+        return f"needs {ARCH}"
+    units, worst = torch.cuda.get_device_properties(device.torch_device).multi_processor_count, 0.0
+    shapes = [  # rows, features, k, programs
+        (1, 128, 192, units), (5, 136, 200, units), (64, 200, 520, 2), (127, 1096, 256, 3), (129, 384, 4096, 2),
+        (200, 1096, 264, 5), (257, 1096, 1024, 1), (300, 14336, 4096, units), (1000, 1032, 8, 7),
+        (1500, 520, 2048, units), (1024, 3584, 4096, units),
+    ]  # fmt: skip
+    with device.inference_context():
+        for rows, features, k, programs in shapes:
+            many = WarpgroupGated(arch=ARCH, units=programs)
+            kept = torch.full((rows + 2, k), float("nan"), device=device.torch_device, dtype=torch.bfloat16)
+            x = kept[1:-1].normal_()  # between rows that must not be read
+            weight = torch.randn(2 * features, k, device=device.torch_device, dtype=torch.bfloat16) * (2 / k**0.5)
+            gate, up = (x.float() @ weight.float().t()).chunk(2, dim=1)
+            exact = torch.nn.functional.silu(gate) * up
+            room = torch.full((rows + 2, features), float("nan"), device=device.torch_device, dtype=torch.bfloat16)
+            many.run(x, weight, room[1:-1])
+            found = room[1:-1].clone()
+            error = float((found.float() - exact).norm() / exact.norm())
+            assert error < 6e-3, f"{rows} rows, {k} -> {features}, {programs} programs: relative error {error}"
+            assert room[0].isnan().all() and room[-1].isnan().all(), f"wrote outside of {rows} x {features}"
+            executable = CaptureExecutable(
+                lambda x, many=many, weight=weight: SimpleNamespace(y=many.run(x, weight)),
+                name="gated", recorder=GraphRecorder(GraphPool()),
+            )  # fmt: skip
+            executable.prepare(key_of(rows), x)
+            assert executable.num_captures == 1, "was not captured"
+            for _ in range(3):
+                assert torch.equal(many.run(x, weight), found), f"two runs differ at {rows} x {features}"
+                assert torch.equal(executable.run(key_of(rows), x).y, found), f"a replay differs at {rows} x {features}"
+            x.mul_(0.5)
+            assert torch.equal(executable.run(key_of(rows), x).y, many.run(x, weight)), "a replay reads other rows"
+            device.synchronize()
+            executable.release()
+            worst = max(worst, error)
+    return f"worst relative error {worst:.1e}"
+
+
 def collectives(device: Any) -> str:
     """NCCL over one rank: every operation, one of them inside a graph."""
     group = NCCLCollectives(device, rank=0, size=1, address="tcp://127.0.0.1:29555")
@@ -175,5 +219,6 @@ DEVICE_CHECKS: dict[str, Callable[[Any], str]] = {
     "faults": faults,
     "graphs": graphs,
     "fp8 products": fp8_products,
+    "gated rows": gated_rows,
     "collectives": collectives,
 }

@@ -1,7 +1,7 @@
 # ruff: noqa: B023  what is timed runs before the loop goes on
 """Checks and times the kernels of `tenon_triton.ops` on a device, at the shapes of an 8B and a 0.6B model.
 
-    PYTHONPATH=platforms/src:plugins/triton/src python benchmarks/triton_ops.py [--out FILE]
+    PYTHONPATH=platforms/src:plugins/triton/src:plugins/cuda/src python benchmarks/triton_ops.py [--out FILE]
 
 Prints errors against float64, then microseconds a call inside a captured graph and the bytes moved a second (weights
 are rotated so that no cache holds them), and for linears every way beside torch's: what `linear_table.py` needs.
@@ -21,6 +21,9 @@ import torch
 from graph_timing import timed
 from torch import Tensor
 
+from tenon_cuda.capabilities import Arch
+from tenon_cuda.ops.warpgroup_gated import WarpgroupGated
+from tenon_cuda.ops.warpgroups import ARCH
 from tenon_platforms.batch import NUM_ROW_COLUMNS, RowColumn, SamplingBatch
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel
@@ -187,6 +190,27 @@ def pairs() -> None:
                     line.append(f"{short(way)} {two:.1f} -> {paired:.1f}")
                     record("pair", name, tokens, paired, held[0].weight.nbytes, way=short(way), fp8=fp8, unpaired=two)
                 say(f"gate_up {name} fp8={fp8} M={tokens}: two launches -> paired:", *line)
+
+
+def gated_rows() -> None:
+    """gate|up of many rows on warp groups, beside the product followed by the activation; a third of a second each,
+    since such a load lowers the clock. *taken*: where it is used.
+    """
+    arch = Arch(*torch.cuda.get_device_capability(DEVICE))
+    if arch != ARCH:
+        say(f"gated rows need {ARCH}, not {arch}")
+        return
+    many = WarpgroupGated(arch=arch, units=torch.cuda.get_device_properties(DEVICE).multi_processor_count)
+    for name, (out, inner) in (("8b", (28672, 4096)), ("0.6b", (6144, 1024)), ("70b", (57344, 8192))):
+        held = [weight_of(out, inner, fp8=False).weight for _ in range(3 if name != "0.6b" else 24)]
+        for tokens in (256, 512, 640, 768, 896, 1000, 1024, 1536, 2048, 4096, 8192):
+            x = torch.randn(tokens, inner, device=DEVICE, dtype=BF16)
+            times = max(1, min(3000, int(0.06 * 7e14 / (2.0 * tokens * out * inner))) // len(held))
+            two = timed([lambda w=w: mlp.multiply(torch.nn.functional.linear(x, w), "silu") for w in held * times], 5)
+            one = timed([lambda w=w: many.run(x, w) for w in held * times], 5)
+            taken = many.pays(tokens, out // 2)
+            record("gated rows", name, tokens, one, held[0].nbytes, unpaired=two, taken=taken)
+            say(f"gate_up {name} M={tokens}: {two:.1f} -> {one:.1f} us, {two / one:.3f}x{' taken' * taken}")
 
 
 def sampling_batch(num: int, vocab: int, mode: SamplingMode, **columns: float) -> SamplingBatch:
@@ -389,13 +413,13 @@ def samplers() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="checks,rest,pairs,bf16,fp8")
+    parser.add_argument("--only", default="checks,rest,pairs,gated,bf16,fp8")
     options = parser.parse_args()
     torch.manual_seed(0)
     started = time.monotonic()
     say(torch.cuda.get_device_name(), "torch", torch.__version__)
     parts: dict[str, Callable[[], None]] = {
-        "checks": checks, "rest": rest, "pairs": pairs, "bf16": lambda: linears(fp8=False),
+        "checks": checks, "rest": rest, "pairs": pairs, "gated": gated_rows, "bf16": lambda: linears(fp8=False),
         "fp8": lambda: linears(fp8=True),
     }  # fmt: skip
     wanted = options.only.split(",")

@@ -1,10 +1,11 @@
-"""Compiles the prompt kernel of Hopper ahead of time, no device needed, and prints its fast memory and what it spills.
+"""Compiles the kernels of Hopper ahead of time, no device needed, and prints their fast memory and what they spill.
 
 A process of its own, since the interpreter of other tests and the compiler exclude each other.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,16 +17,23 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "triton" / "tests" / "ops"))
 from ahead_of_time import source_of, spills, target_of
 from kernels_to_compile import Entry
 
+from tenon_cuda.ops.warpgroup_gated_kernel import warpgroup_gated_kernel
 from tenon_cuda.ops.warpgroup_kernel import warpgroup_prefill_kernel
 from tenon_cuda.ops.warpgroups import REGISTERS
 
+LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
-def entry(dtype: str, group: int, *, causal: bool) -> Entry:
+
+def lines(dtype: str, height: int) -> str:
+    """A descriptor's type: of boxes of so many lines, 128 bytes each."""
+    return f"tensordesc<{dtype}[{height},64],{LAYOUT!r}>"
+
+
+def prompts(dtype: str, group: int, *, causal: bool) -> Entry:
     """What is launched for a model of such heads."""
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     tensor, i32 = f"*{dtype}", "*i32"
     arguments = {
-        "output": tensor, "query": tensor, "pages": f"tensordesc<{dtype}[64,64],{layout!r}>", "block_table": i32,
+        "output": tensor, "query": tensor, "pages": lines(dtype, 64), "block_table": i32,
         "rows": i32, "query_starts": i32, "seq_lens": i32, "first_row": "i32", "num_rows": "i32", "table_stride": "i32",
         "query_token_stride": "i32", "query_head_stride": "i32", "output_token_stride": "i32", "factor": "fp32",
         "NUM_KV_HEADS": 8, "GROUP": group, "CAUSAL": causal,
@@ -33,11 +41,23 @@ def entry(dtype: str, group: int, *, causal: bool) -> Entry:
     return Entry(kernel=warpgroup_prefill_kernel, arguments=arguments, registers=REGISTERS)
 
 
+def gated() -> Entry:
+    """What is launched for a gated MLP's first product."""
+    arguments = {
+        "out": lines("bf16", 64), "x": lines("bf16", 128), "weight": lines("bf16", 128), "rows": "i32",
+        "features": "i32", "steps": "i32",
+    }  # fmt: skip
+    return Entry(kernel=warpgroup_gated_kernel, arguments=arguments, registers=REGISTERS)
+
+
 def main() -> None:
     """A line a kernel; raises where one does not compile."""
-    for name, one in {"bf16": entry("bf16", 4, causal=True), "fp16": entry("fp16", 1, causal=False)}.items():
+    entries = {
+        "bf16": prompts("bf16", 4, causal=True), "fp16": prompts("fp16", 1, causal=False), "gated": gated()
+    }  # fmt: skip
+    for name, one in entries.items():
         compiled = triton.compile(source_of(one, early=False), target=target_of("cuda:90"), options=one.options)
-        products = compiled.asm["ptx"].count("wgmma.mma_async")
+        products = ",".join(sorted(set(re.findall(r"wgmma\.mma_async\S*\.(m64n\d+k16)", compiled.asm["ptx"]))))
         print(f"{name} shared={compiled.metadata.shared} spills={spills(compiled)} products={products}", flush=True)
 
 

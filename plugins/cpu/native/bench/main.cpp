@@ -14,6 +14,10 @@
 #include <string>
 #include <vector>
 
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
+
 #include "linear/packed.h"
 #include "tenon_cpu.h"
 
@@ -72,14 +76,25 @@ struct Linear {
     bool silu;
 };
 
+// As the engine holds weights: in pages of 2 MiB, where the system has them.
+uint8_t* large_pages(int64_t bytes) {
+    constexpr int64_t LARGE_PAGE = 2 << 20;
+    const auto size = static_cast<size_t>((bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
+    void* memory = std::aligned_alloc(LARGE_PAGE, size);
+    if (memory == nullptr) fail("no memory");
+#ifdef MADV_HUGEPAGE
+    madvise(memory, size, MADV_HUGEPAGE);
+#endif
+    return static_cast<uint8_t*>(memory);
+}
+
 Linear make(int32_t type, int64_t rows, int64_t columns, bool silu, bool fine) {
     const tenon::TypeInfo info = tenon::type_info(type);
     if (columns % info.columns) columns = columns / info.columns * info.columns;  // K types: 576 becomes 512
     Linear made{nullptr, nullptr, rows, columns, tenon_cpu_packed_bytes(type, rows, columns), silu};
     const int64_t stored_bytes = rows * tenon::stored_row_bytes(info, columns);
     const std::vector<uint8_t> stored = weights(type, stored_bytes);
-    made.packed = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>((made.bytes + 63) / 64 * 64)));
-    if (made.packed == nullptr) fail("no memory");
+    made.packed = large_pages(made.bytes);
     if (tenon_cpu_pack(type, rows, columns, stored.data(), stored_bytes, made.packed, made.bytes)) fail("packing failed");
     const int64_t half = made.bytes / 2;
     const tenon_linear_part parts[2] = {{made.packed, silu ? half : made.bytes, silu ? rows / 2 : rows, type, 0},

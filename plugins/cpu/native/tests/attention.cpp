@@ -1,4 +1,5 @@
-// Attention in bfloat16 against float64, on the instruction set that is set: decode rows and prefills, in one batch.
+// Attention in bfloat16 against float64, on the instruction set that is set or on emulated tiles: decode rows and prefills, in
+// one batch.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,9 +14,9 @@ int tenon_attention(const void*);
 int tenon_write_kv(const void*);
 }
 
-namespace {
+void attend_on_emulated_tiles(const tenon::AttentionParams&);  // attention_tiles.cpp
 
-constexpr int BLOCK_SIZE = 32;
+namespace {
 
 uint32_t state = 1;
 uint16_t random_bf16() {  // of either sign, 0.5 to 2
@@ -58,23 +59,23 @@ void attend(const Row& row, const uint16_t* query, int seen, int kv_heads, int k
 
 }  // namespace
 
-bool attention_is_right(int heads, int kv_heads, int dim) {
+bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated) {
     std::vector<Row> rows = {{1, 70, {}, {}}, {1, 1, {}, {}}, {1, 300, {}, {}}, {50, 50, {}, {}}, {7, 90, {}, {}}};
     const auto count = static_cast<int32_t>(rows.size());
-    const int64_t line = static_cast<int64_t>(kv_heads) * dim, most = 10;  // most: blocks of a row
-    std::vector<uint16_t> cache(static_cast<size_t>((1 + count * most) * line * 2 * BLOCK_SIZE), 0x7fc0);  // not-a-number
+    const int64_t line = static_cast<int64_t>(kv_heads) * dim, most = 300 / block_size + 1;  // most: blocks of a row
+    std::vector<uint16_t> cache(static_cast<size_t>((1 + count * most) * line * 2 * block_size), 0x7fc0);  // not-a-number
     std::vector<int32_t> table(static_cast<size_t>(count * most)), starts = {0}, lengths, names;
     for (int32_t r = 0; r < count; ++r) {
         Row& row = rows[static_cast<size_t>(r)];
         for (int64_t b = 0; b < most; ++b) table[static_cast<size_t>(r * most + b)] = static_cast<int32_t>(1 + (b * count + r));
         std::vector<int32_t> slots;
-        for (int t = 0; t < row.length; ++t) slots.push_back(table[static_cast<size_t>(r * most + t / BLOCK_SIZE)] * BLOCK_SIZE + t % BLOCK_SIZE);
+        for (int t = 0; t < row.length; ++t) slots.push_back(table[static_cast<size_t>(r * most + t / block_size)] * block_size + t % block_size);
         for (auto* part : {&row.keys, &row.values}) {
             part->resize(static_cast<size_t>(row.length * line));
             for (auto& value : *part) value = random_bf16();
         }
         const tenon::KVWriteParams write = {row.keys.data(), row.values.data(), cache.data(), slots.data(), row.length, line, line,
-                                            line * 2 * BLOCK_SIZE, BLOCK_SIZE, kv_heads, dim, 1, 1, 0};
+                                            line * 2 * block_size, block_size, kv_heads, dim, 1, 1, 0};
         if (tenon_write_kv(&write) != TENON_OK) return false;
         starts.push_back(starts.back() + row.count);
         lengths.push_back(row.length);
@@ -91,9 +92,10 @@ bool attention_is_right(int heads, int kv_heads, int dim) {
     std::vector<int32_t> counters(static_cast<size_t>(count * kv_heads));
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
     const tenon::AttentionParams params = {query.data(), output.data(), cache.data(), nullptr, table.data(), plan.data(), partials.data(),
-                                           counters.data(), most, tokens, line * 2 * BLOCK_SIZE, BLOCK_SIZE, heads, kv_heads, dim, 0, 1,
+                                           counters.data(), most, tokens, line * 2 * block_size, block_size, heads, kv_heads, dim, 0, 1,
                                            1, 1, scale, 0.0f};
-    if (tenon_attention(&params) != TENON_OK) return false;
+    if (emulated) attend_on_emulated_tiles(params);
+    else if (tenon_attention(&params) != TENON_OK) return false;
     std::vector<double> exact(static_cast<size_t>(dim)), sizes(exact.size());
     for (int32_t r = 0; r < count; ++r)
         for (int q = 0; q < rows[static_cast<size_t>(r)].count; ++q)
@@ -103,10 +105,10 @@ bool attention_is_right(int heads, int kv_heads, int dim) {
                 attend(row, query.data() + at, row.length - row.count + q + 1, kv_heads, h / (heads / kv_heads), dim, static_cast<double>(scale), exact.data(), sizes.data());
                 for (int d = 0; d < dim; ++d) {
                     // half a step of bfloat16 and what scores of up to 2 * 2 * dim / sqrt(dim) lose in float32; with AMX half a step of every weight too
-                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 512 : 0;
+                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = emulated || tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 512 : 0;
                     const double allowed = std::fabs(exact[static_cast<size_t>(d)]) / 256 + rounded + 1e-4;
                     if (std::fabs(found - exact[static_cast<size_t>(d)]) <= allowed) continue;
-                    std::fprintf(stderr, "isa %d, %d heads of %d: attention of row %d, query %d, head %d at %d is %g, not %g\n", tenon_cpu_isa(), heads, dim,
+                    std::fprintf(stderr, "isa %d, emulated tiles %d, %d heads of %d: attention of row %d, query %d, head %d at %d is %g, not %g\n", tenon_cpu_isa(), emulated, heads, dim,
                                  r, q, h, d, found, exact[static_cast<size_t>(d)]);
                     return false;
                 }

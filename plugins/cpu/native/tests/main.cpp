@@ -12,8 +12,9 @@
 #include "tenon_cpu.h"
 #include "threads.h"
 
-bool emulated_tiles_are_right();  // tiles.cpp
-bool attention_is_right(int heads, int kv_heads, int dim);  // attention.cpp
+bool emulated_tiles_are_right();   // tiles.cpp
+bool attention_tiles_are_right();  // attention_tiles.cpp
+bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated);  // attention.cpp
 
 namespace {
 
@@ -273,9 +274,19 @@ void callers_take_turns() {
 
 }  // namespace
 
+void attention_is_right_at_shapes(bool emulated) {
+    for (const int dim : {16, 48, 64, 96, 128})
+        if (!emulated || dim % 32 == 0) EXPECT(attention_is_right(9, 3, dim, 32, emulated));  // others take no tiles
+    for (const int block_size : {16, 48, 64}) EXPECT(attention_is_right(4, 2, 64, block_size, emulated));
+    EXPECT(attention_is_right(2, 2, 160, 32, emulated));
+    EXPECT(attention_is_right(71, 1, 32, 64, emulated));
+}
+
 int main() {
     sizes_that_make_no_sense_are_refused();
     EXPECT(emulated_tiles_are_right());
+    EXPECT(attention_tiles_are_right());
+    attention_is_right_at_shapes(true);
     for (const int spin_us : {0, 200})
         for (const int threads : {1, 3, 9, 70}) regions_join(spin_us, threads);
     a_region_inside_a_region_is_its_threads_own();
@@ -291,8 +302,7 @@ int main() {
         for (const int32_t type : {3, 30})
             for (const int64_t tokens : {1, 16, 45})
                 for (const bool bf16 : {false, true}) gates_are_right(type, tokens, bf16);
-        for (const int dim : {16, 48, 64, 128}) EXPECT(attention_is_right(9, 3, dim));
-        EXPECT(attention_is_right(2, 2, 80));
+        attention_is_right_at_shapes(false);
     }
     tenon_cpu_threads_set(1, nullptr, 0);
     std::printf("native tests: %s\n", failures ? "failed" : "passed");

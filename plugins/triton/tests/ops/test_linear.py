@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,7 +23,7 @@ from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, NormedWe
 from tenon_triton.ops import linear, normed
 from tenon_triton.ops.gated_mlp import gated_mlp
 from tenon_triton.ops.linear import LinearPolicy, Weight, merged_linear
-from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, Rule, Tiles, Way
+from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, NormedGemv, Rule, Tiles, Way
 from tenon_triton.ops.norm import add_rms_norm, add_rms_norm_float8
 from tenon_triton.ops.offers import register
 
@@ -112,6 +114,46 @@ def test_gated_mlp(tokens: int, way: Way, scheme: WeightScheme, online: bool) ->
     assert found.shape == wanted.shape
     exact = scheme == FULL and not online
     assert error(found, wanted) < (1e-5 if exact else 0.2)  # FP8: 4 % a product, more where the interpreter rounds
+
+
+class FromTwelve:
+    """What a platform brings for many rows: here from twelve on."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def pays(self, tokens: int, features: int) -> bool:
+        assert features == 96, "a half of the product"
+        return tokens >= 12
+
+    def run(self, x: Tensor, weight: Tensor) -> Tensor:
+        self.rows.append(x.shape[0])
+        gate, up = (x @ weight.t()).chunk(2, dim=1)
+        return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("behind_norm", [False, True])
+def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool) -> None:
+    hidden, inner = 64, 96
+    gate_up = spec_of(hidden, {"gate": inner, "up": inner}, FULL, DType.FLOAT32)
+    down = spec_of(inner, {"down": hidden}, FULL, DType.FLOAT32)
+    product = GatedMLPSpec(gate_up=gate_up, down=down, activation="silu")
+    first = LinearWeights(parts=(part(inner, hidden, FULL), part(inner, hidden, FULL)))
+    weights = GatedMLPWeights(gate_up=first, down=LinearWeights(parts=(part(hidden, inner, FULL),)))
+    many, policy = FromTwelve(), one_way(WAYS[3])
+    if behind_norm:
+        policy = replace(policy, table=replace(policy.table, normed=(Rule(max_tokens=1, way=NormedGemv()),)))
+    norm = RMSNormSpec(hidden=hidden, eps=1e-5, dtype=DType.FLOAT32)
+    spec = AddRMSNormThenSpec(norm=AddRMSNormSpec(norm=norm), then=product) if behind_norm else product
+    held = NormedWeights(norm=torch.rand(hidden) + 0.5, then=weights) if behind_norm else weights
+    made_of = normed.add_rms_norm_then(spec, policy, many) if behind_norm else gated_mlp(product, policy, many)
+    kernel, reference = made(made_of), OpTable(platform="reference").choose(spec)
+    for tokens in (1, 8, 11, 12, 40):
+        inputs = [torch.randn(tokens, hidden) for _ in range(1 + behind_norm)]
+        found, wanted = kernel.run(*inputs, kernel.bind(held)), reference.run(*inputs, reference.bind(held))
+        for one, other in zip(found, wanted, strict=True):
+            assert error(one, other) < 1e-5, tokens
+    assert many.rows == [12, 40]
 
 
 def test_float8_products_are_no_coarser_than_their_type() -> None:

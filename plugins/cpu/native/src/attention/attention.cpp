@@ -14,6 +14,7 @@ namespace {
 #include "step/vec.h"
 
 #if TENON_LEVEL_NUMBER == 4
+#define TENON_TILES
 #include "tile_config.inl"
 
 #include "attention/attention_tiles.inl"

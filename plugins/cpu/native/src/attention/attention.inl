@@ -132,60 +132,8 @@ static void mix_rows(const float* weights, int rows, const KV* values, int count
     }
 }
 
-// A unit's two products, with one tile of the cache at a time: queries are taken row by row, scored with keys, and once the
-// scores of a key block are weights, values are mixed by them.
-template <class T, class KV>
-struct Products {
-    static void take(const T* query, int dim, float scale, float* rows, int r) {
-        const Vec by = vset(scale);
-        for (int d = 0; d < dim; d += W) vstore(rows + r * dim + d, vload(query + d) * by);
-    }
-    static void begin(int) {}
-    static void score(const float* query, int rows, int dim, float, const KV* keys, float* scores) {
-        score_rows<KV>(query, rows, dim, keys, scores);
-    }
-    static void are_weights(float*, int, int) {}
-    static void mix(const float* scores, int first, int rows, const KV* values, int count, int dim, float*, float* sums) {
-        mix_rows<KV>(scores + first, rows, values, count, dim, sums);
-    }
-    static void end() {}
-};
-
-#if TENON_LEVEL_NUMBER == 4
-template <>
-struct Products<BF16, BF16> {  // by AMX: queries stay as they are, scores are scaled, weights are rounded to bfloat16
-    static void take(const BF16* query, int dim, float, float* rows, int r) {
-        __builtin_memcpy(reinterpret_cast<BF16*>(rows) + r * dim, query, sizeof(BF16) * dim);
-    }
-    static void begin(int rows) {
-        stores_are_done();
-        configure_attention(rows);
-    }
-    static void score(const float* query, int rows, int dim, float scale, const BF16* keys, float* scores) {
-        const Vec by = vset(scale);
-        score_tiles(reinterpret_cast<const uint16_t*>(query), rows, dim, &keys->bits, scores);
-        for (int r = 0; r < rows; ++r, scores += KEY_BLOCK)
-            for (int i = 0; i < TILE; i += W) vstore(scores + i, vload(scores + i) * by);
-    }
-    static void are_weights(float* scores, int rows, int width) {  // a row's halves lie where its floats began
-        for (int r = 0; r < rows; ++r, scores += KEY_BLOCK)
-            for (int i = 0; i < width; i += W) vstore(reinterpret_cast<BF16*>(scores) + i, vload(scores + i));
-        stores_are_done();
-    }
-    static void mix(const float* scores, int first, int rows, const BF16* values, int count, int dim, float* tail, float* sums) {
-        const uint16_t* from = &values->bits;
-        if (count < TILE) {
-            copy_values(from, count, dim, reinterpret_cast<uint16_t*>(tail));
-            from = reinterpret_cast<const uint16_t*>(tail);
-            stores_are_done();
-        }
-        mix_tiles(reinterpret_cast<const uint16_t*>(scores) + first, rows, dim, from, sums);
-    }
-    static void end() { _tile_release(); }
-};
-#endif
-
-// A thread's memory: queries and sums [QUERY_ROWS + group, dim], scores [.., KEY_BLOCK], top and total [..], a tile of values.
+// A thread's memory: queries and sums [rows, dim], scores [rows, KEY_BLOCK], top and total [rows], for QUERY_ROWS or a group's
+// rows, in sixteens; a key block of values.
 struct UnitMemory {
     float* query;
     float* sums;
@@ -195,19 +143,93 @@ struct UnitMemory {
     float* tail;
 };
 
+constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
+
+// Tiles of one key block; null: not there.
+template <class KV>
+using Tiles = const KV* [BLOCK_TILES];
+
+// The tile is needed soon.
+template <class KV>
+static inline void ask_for(const KV* tile, int dim) {
+    const char* at = reinterpret_cast<const char*>(tile);
+    for (int i = 0; tile != nullptr && i < TILE * dim * static_cast<int>(sizeof(KV)); i += 64) __builtin_prefetch(at + i);
+}
+
+// A unit's two products: queries are taken row by row, scored with the keys of a block, and once the scores are weights,
+// values are mixed by them. `soon`: tiles to ask for. Of KV's type, in float32.
+template <class T, class KV>
+struct Products {
+    using Weight = float;
+    static constexpr int WIDTH = TILE;  // mixes so many keys at a time
+    static constexpr bool SCALES_QUERIES = true;
+    static void take(const T* query, int dim, float scale, const UnitMemory& memory, int r) {
+        const Vec by = vset(scale);
+        for (int d = 0; d < dim; d += W) vstore(memory.query + r * dim + d, vload(query + d) * by);
+    }
+    static void begin(const UnitMemory&, int, int) {}
+    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& keys, const Tiles<KV>& soon) {
+        for (int t = 0; t < BLOCK_TILES && keys[t] != nullptr; ++t) {
+            ask_for(soon[t], dim);
+            score_rows<KV>(memory.query, rows, dim, keys[t], memory.scores + t * TILE);
+        }
+    }
+    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& values, int count, const Tiles<KV>& soon) {
+        for (int t = 0; t * TILE < count; ++t) {
+            ask_for(soon[t], dim);
+            mix_rows<KV>(memory.scores + t * TILE, rows, values[t], least(TILE, count - t * TILE), dim, memory.sums);
+        }
+    }
+    static void end() {}
+};
+
+#ifdef TENON_TILES
+// By AMX, sixteen rows at a time: queries stay as they are, scores are scaled, weights are rounded to bfloat16.
+struct TileProducts {
+    using Weight = BF16;
+    static constexpr int WIDTH = 2 * TILE;
+    static constexpr bool SCALES_QUERIES = false;
+    static void take(const BF16* query, int dim, float, const UnitMemory& memory, int r) {
+        __builtin_memcpy(reinterpret_cast<BF16*>(memory.query) + r * dim, query, sizeof(BF16) * dim);
+    }
+    static void begin(const UnitMemory& memory, int rows, int dim) {  // rows that are not there are zeros
+        const int all = (rows + 15) / 16 * 16;
+        __builtin_memset(reinterpret_cast<BF16*>(memory.query) + rows * dim, 0, sizeof(BF16) * (all - rows) * dim);
+        __builtin_memset(memory.sums + rows * dim, 0, sizeof(float) * (all - rows) * dim);
+        configure_attention();
+    }
+    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& keys, const Tiles<BF16>& soon) {
+        for (const BF16* tile : soon) ask_for(tile, dim);
+        const uint16_t* at[BLOCK_TILES];
+        int count = 0;
+        for (; count < BLOCK_TILES && keys[count] != nullptr; ++count) at[count] = &keys[count]->bits;
+        stores_are_done();
+        score_tiles(reinterpret_cast<const uint16_t*>(memory.query), rows, dim, at, count, memory.scores);
+    }
+    // Values go by pairs of tiles: one after the other, where they lie so and are full, else copied.
+    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& values, int count, const Tiles<BF16>& soon) {
+        for (const BF16* tile : soon) ask_for(tile, dim);
+        const uint16_t* pairs[BLOCK_TILES / 2];
+        for (int t = 0; t * TILE < count; t += 2) {
+            const bool is_whole = count - t * TILE >= 2 * TILE && values[t + 1] == values[t] + TILE * dim;
+            uint16_t* copy = reinterpret_cast<uint16_t*>(memory.tail) + t * TILE * dim;
+            if (!is_whole)
+                for (int i = 0; i < 2; ++i) copy_values(&values[t + i]->bits, count - (t + i) * TILE, dim, copy + i * TILE * dim);
+            pairs[t / 2] = is_whole ? &values[t]->bits : copy;
+        }
+        stores_are_done();
+        mix_tiles(reinterpret_cast<const uint16_t*>(memory.scores), rows, dim, pairs, (count + 2 * TILE - 1) / (2 * TILE), memory.sums);
+    }
+    static void end() { _tile_release(); }
+};
+#endif
+
 struct Unit {
     const RowPlan* row;
     int kv_head;
     int first_query, num_queries;  // of the row
     int first_key, end_key;
 };
-
-// The tile is needed soon.
-template <class KV>
-static inline void ask_for(const KV* tile, int dim) {
-    const char* at = reinterpret_cast<const char*>(tile);
-    for (int i = 0; i < TILE * dim * static_cast<int>(sizeof(KV)); i += 64) __builtin_prefetch(at + i);
-}
 
 template <class KV>
 static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key, bool values) {
@@ -217,26 +239,30 @@ static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key, bo
     return base + (key % p.block_size) / TILE * TILE * p.dim;
 }
 
-// One row's scores of a key block become weights; its sums are rescaled.
-static inline void soften(const AttentionParams& p, float* scores, int from, int to, int width, float* sums, float& top, float& total) {
+// One row's scores of a key block, times `scale`, become weights, from the row's start on; its sums are rescaled.
+template <class Weight>
+static inline void soften(const AttentionParams& p, float* scores, float scale, int from, int to, int width, float* sums, float& top, float& total) {
+    Vec by = vset(scale);
     if (p.soft_cap > 0) {
-        const Vec cap = vset(p.soft_cap), share = vset(1.0f / p.soft_cap);
+        const Vec cap = vset(p.soft_cap), share = vset(scale / p.soft_cap);
         for (int i = 0; i < width; i += W) vstore(scores + i, cap * vtanh(vload(scores + i) * share));
+        by = vset(scale = 1.0f);
     }
     for (int i = 0; i < from; ++i) scores[i] = NEGATIVE_INFINITY;
     for (int i = to; i < width; ++i) scores[i] = NEGATIVE_INFINITY;
     Vec best = vload(scores);
     for (int i = W; i < width; i += W) best = vmax(best, vload(scores + i));
-    const float found = vtop(best), now = found > top ? found : top;
+    const float found = vtop(best) * scale, now = found > top ? found : top;
+    Weight* weights = reinterpret_cast<Weight*>(scores);  // never before what is still to be read
     if (now == NEGATIVE_INFINITY) {  // nothing visible so far
-        for (int i = 0; i < width; i += W) vstore(scores + i, vzero());
+        for (int i = 0; i < width; i += W) vstore(weights + i, vzero());
         return;
     }
-    const Vec shift = vset(now);
+    const Vec shift = vset(-now);
     Vec sum = vzero();
     for (int i = 0; i < width; i += W) {
-        const Vec weight = vexp(vload(scores + i) - shift);
-        vstore(scores + i, weight);
+        const Vec weight = vexp(vfma(vload(scores + i), by, shift));
+        vstore(weights + i, weight);
         sum = sum + weight;
     }
     if (now != top) {
@@ -250,8 +276,17 @@ static inline void soften(const AttentionParams& p, float* scores, int from, int
     total += vsum(sum);
 }
 
+// The tiles of a key block of the unit; null unless `is_there`.
+template <class KV>
+static void find_tiles(const AttentionParams& p, const Unit* unit, int key, bool values, bool is_there, Tiles<KV>& tiles) {
+    for (int t = 0; t < BLOCK_TILES; ++t) {
+        const int at = key + t * TILE;
+        tiles[t] = is_there && at < unit->end_key ? tile_at<KV>(p, *unit, at, values) : nullptr;
+    }
+}
+
 // next: the unit after this one, or null.
-template <class T, class KV>
+template <class P, class T, class KV>
 static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitMemory& memory, const Unit* next) {
     const int group = p.heads / p.kv_heads, dim = p.dim, rows = unit.num_queries * group;
     const int first_position = unit.row->length - unit.row->num_queries + unit.first_query;
@@ -259,34 +294,32 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
     for (int r = 0; r < rows; ++r) {
         const int64_t token = unit.row->query_start + unit.first_query + r / group;
         const T* query = static_cast<const T*>(p.query) + (token * p.heads + unit.kv_head * group + r % group) * dim;
-        Products<T, KV>::take(query, dim, p.scale, memory.query, r);
+        P::take(query, dim, p.scale, memory, r);
         for (int d = 0; d < dim; d += W) vstore(memory.sums + r * dim + d, vzero());
         memory.top[r] = NEGATIVE_INFINITY;
         memory.total[r] = 0;
     }
-    Products<T, KV>::begin(rows);
+    P::begin(memory, rows, dim);
+    Tiles<KV> keys, values, soon, none = {};
     for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
-        const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + TILE - 1) / TILE * TILE;
-        for (int t = 0; t < width; t += TILE) {
-            if (asks) ask_for(tile_at<KV>(p, unit, key + t, true), dim);
-            Products<T, KV>::score(memory.query, rows, dim, p.scale, tile_at<KV>(p, unit, key + t, false), memory.scores + t);
-        }
+        const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + P::WIDTH - 1) / P::WIDTH * P::WIDTH;
+        find_tiles<KV>(p, &unit, key, false, true, keys);
+        find_tiles<KV>(p, &unit, key, true, true, values);
+        P::score(memory, rows, dim, keys, asks ? values : none);
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
             const int to = p.causal ? least(count, position + 1 - key) : count;
             const int from = p.window ? most(0, position + 1 - p.window - key) : 0;
-            soften(p, memory.scores + r * KEY_BLOCK, least(from, width), most(to, 0), width, memory.sums + r * dim, memory.top[r], memory.total[r]);
+            soften<typename P::Weight>(p, memory.scores + r * KEY_BLOCK, P::SCALES_QUERIES ? 1.0f : p.scale, least(from, width), most(to, 0), width,
+                                       memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
-        Products<T, KV>::are_weights(memory.scores, rows, width);
         const bool is_last = key + KEY_BLOCK >= unit.end_key;
-        const Unit* then = !asks ? nullptr : is_last ? next : &unit;
+        const Unit* then = is_last ? next : &unit;
         const int then_key = then == nullptr ? 0 : is_last ? then->first_key : key + KEY_BLOCK;
-        for (int t = 0; t < width; t += TILE) {
-            if (then != nullptr && then_key + t < then->end_key) ask_for(tile_at<KV>(p, *then, then_key + t, false), dim);
-            Products<T, KV>::mix(memory.scores, t, rows, tile_at<KV>(p, unit, key + t, true), least(TILE, count - t), dim, memory.tail, memory.sums);
-        }
+        find_tiles<KV>(p, then, then_key, false, asks && then != nullptr, soon);
+        P::mix(memory, rows, dim, values, count, soon);
     }
-    Products<T, KV>::end();
+    P::end();
 }
 
 // sums / total to the output's row, with a sink in the total.
@@ -347,7 +380,7 @@ static inline Unit unit_of(const AttentionParams& p, const RowPlan& row, int kv_
     return unit;
 }
 
-template <class T, class KV>
+template <class P, class T, class KV>
 static void run_unit(const AttentionParams& p, int row_index, const Unit& unit, int index, const UnitMemory& memory, const Unit* next) {
     const int group = p.heads / p.kv_heads, dim = p.dim, kv_head = unit.kv_head;
     const RowPlan& row = *unit.row;
@@ -358,7 +391,7 @@ static void run_unit(const AttentionParams& p, int row_index, const Unit& unit, 
         }
         return;
     }
-    compute_unit<T, KV>(p, unit, memory, next);
+    compute_unit<P, T, KV>(p, unit, memory, next);
     if (!row.splits_keys || row.num_units == 1) {
         for (int r = 0; r < unit.num_queries * group; ++r)
             finish_row<T>(p, row.query_start + unit.first_query + r / group, kv_head * group + r % group, memory.sums + r * dim, memory.top[r], memory.total[r]);
@@ -378,9 +411,9 @@ static void run_unit(const AttentionParams& p, int row_index, const Unit& unit, 
     }
 }
 
-template <class T, class KV>
+template <class P, class T, class KV>
 static void attend(const AttentionParams& p, int thread, float* scratch) {
-    const int group = p.heads / p.kv_heads, most_rows = group > QUERY_ROWS ? group : QUERY_ROWS;
+    const int most_rows = unit_rows(p.heads / p.kv_heads);
     const UnitMemory memory{scratch, scratch + most_rows * p.dim, scratch + 2 * most_rows * p.dim,
                             scratch + most_rows * (2 * p.dim + KEY_BLOCK), scratch + most_rows * (2 * p.dim + KEY_BLOCK + 1),
                             scratch + most_rows * (2 * p.dim + KEY_BLOCK + 2)};
@@ -401,21 +434,24 @@ static void attend(const AttentionParams& p, int thread, float* scratch) {
         const bool follows = at.row < num_rows && rows[at.row].splits_keys && rows[at.row].length > 0;
         const Unit unit = unit_of(p, rows[now.row], now.kv_head, now.unit);
         const Unit next = follows ? unit_of(p, rows[at.row], at.kv_head, at.unit) : unit;
-        run_unit<T, KV>(p, now.row, unit, now.unit, memory, follows ? &next : nullptr);
+        run_unit<P, T, KV>(p, now.row, unit, now.unit, memory, follows ? &next : nullptr);
     }
 }
 
 template <class T>
 static void attend_of(const AttentionParams& p, int thread, float* scratch) {
     switch (p.kv_type) {
-        case 0: return attend<T, float>(p, thread, scratch);
-        case 1: return attend<T, BF16>(p, thread, scratch);
-        default: return attend<T, F16>(p, thread, scratch);
+        case 0: return attend<Products<T, float>, T, float>(p, thread, scratch);
+        case 1: return attend<Products<T, BF16>, T, BF16>(p, thread, scratch);
+        default: return attend<Products<T, F16>, T, F16>(p, thread, scratch);
     }
 }
 
 // The units of one thread of the plan. scratch: attention_scratch(p) floats of this thread's own.
 static void attention(const AttentionParams& p, int thread, float* scratch) {
+#ifdef TENON_TILES
+    if (p.type == 1 && p.kv_type == 1 && p.dim % 32 == 0) return attend<TileProducts, BF16, BF16>(p, thread, scratch);
+#endif
     switch (p.type) {
         case 0: return attend_of<float>(p, thread, scratch);
         case 1: return attend_of<BF16>(p, thread, scratch);

@@ -180,3 +180,79 @@ static void multiply_pair(const uint8_t* first, const uint8_t* second, const Act
     if (x.columns % 32 != 0) add_pair_part(pair, x, tokens, steps * 32, x.columns);
     _tile_release();
 }
+
+// Few tokens wait for the weights' memory. A CPU reads ahead along every stream of addresses that it sees, but not far: of
+// several groups side by side more is on its way than of one.
+
+// Tiles 0..3: sums of the tokens with each group, 4: tokens, 5..7: groups; the fourth group takes the tile of the first.
+TENON_INLINE void configure_several(int tokens, int token_bytes) {
+    TileConfig config;
+    for (int i = 0; i < 8; ++i) {
+        config.rows[i] = static_cast<uint8_t>(i < 5 ? tokens : token_bytes / 4);
+        config.column_bytes[i] = static_cast<uint16_t>(i == 4 ? token_bytes : 64);
+    }
+    load_config(config);
+}
+
+// Columns [from, to), 32 a product, or all of them where they are fewer. skip: from the end of a group to the one that is
+// read after it.
+template <int G>
+TENON_INLINE void add_several(const uint8_t* const* groups, const uint16_t* x, int64_t width, int64_t from, int64_t to, int64_t skip) {
+    const int64_t stride = width * 2, bytes = 32 * width;
+    for (int64_t c = from; c < to; c += 32) {
+        const int64_t at = 32 * c, ahead = DENSE_AHEAD + (at + DENSE_AHEAD < bytes ? 0 : skip);
+        for (int g = 0; g < G; ++g) ask_for(groups[g] + at, ahead, 1024);
+        _tile_loadd(4, x + c, stride);
+        _tile_loadd(5, groups[0] + at, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        if constexpr (G > 1) {
+            _tile_loadd(6, groups[1] + at, 64);
+            _tile_dpbf16ps(1, 4, 6);
+        }
+        if constexpr (G > 2) {
+            _tile_loadd(7, groups[2] + at, 64);
+            _tile_dpbf16ps(2, 4, 7);
+        }
+        if constexpr (G > 3) {
+            _tile_loadd(5, groups[3] + at, 64);
+            _tile_dpbf16ps(3, 4, 5);
+        }
+    }
+}
+
+template <int G>
+TENON_INLINE void put_several(float* const* out) {
+    _tile_stored(0, out[0], 64);
+    if constexpr (G > 1) _tile_stored(1, out[1], 64);
+    if constexpr (G > 2) _tile_stored(2, out[2], 64);
+    if constexpr (G > 3) _tile_stored(3, out[3], 64);
+}
+
+template <int G>
+static void multiply_groups(const uint8_t* const* groups, const uint16_t* x, int64_t width, int tokens, float* const* out) {
+    const int64_t whole = width / 32 * 32, skip = (G - 1) * 32 * width;
+    configure_several(tokens, 64);
+    _tile_zero(0);
+    if constexpr (G > 1) _tile_zero(1);
+    if constexpr (G > 2) _tile_zero(2);
+    if constexpr (G > 3) _tile_zero(3);
+    add_several<G>(groups, x, width, 0, whole, skip);
+    put_several<G>(out);
+    if (whole == width) return;
+    configure_several(tokens, static_cast<int>(width - whole) * 2);
+    _tile_loadd(0, out[0], 64);
+    if constexpr (G > 1) _tile_loadd(1, out[1], 64);
+    if constexpr (G > 2) _tile_loadd(2, out[2], 64);
+    if constexpr (G > 3) _tile_loadd(3, out[3], 64);
+    add_several<G>(groups, x, width, whole, width, skip);
+    put_several<G>(out);
+}
+
+static void multiply_several(const uint8_t* const* groups, int count, const Activations& x, int64_t tokens, float* const* out) {
+    const int rows = static_cast<int>(tokens);
+    if (count == 4) multiply_groups<4>(groups, x.bf16, x.columns, rows, out);
+    else if (count == 3) multiply_groups<3>(groups, x.bf16, x.columns, rows, out);
+    else if (count == 2) multiply_groups<2>(groups, x.bf16, x.columns, rows, out);
+    else multiply_groups<1>(groups, x.bf16, x.columns, rows, out);
+    _tile_release();
+}

@@ -42,6 +42,8 @@ struct FineTaken {
     int8_t* low;
 };
 
+constexpr int SEVERAL = 4;  // groups
+
 struct LinearKernels {
     // One token. x: `columns` values of a tenon_dtype; values is written where not null, codes likewise. step: from a
     // scale or sum to the next block's.
@@ -59,6 +61,8 @@ struct LinearKernels {
     // Two groups of bfloat16 at once, where x.bf16 is there; null: no such kernel.
     void (*multiply_pair)(const uint8_t* first, const uint8_t* second, const Activations& x, int64_t tokens, float* out,
                           float* second_out);
+    // `count` groups of bfloat16 at once, at most SEVERAL, for at most sixteen tokens; the same bits as one by one.
+    void (*multiply_several)(const uint8_t* const* groups, int count, const Activations& x, int64_t tokens, float* const* out);
     // y[t, 0..rows) of a tenon_dtype = out[t] + bias; with `up`: silu(out[t] + bias) * (up[t] + up_bias).
     void (*finish)(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
                    int rows, void* y, int dtype, int64_t stride);

@@ -154,10 +154,11 @@ static void put_row(const float* values, int64_t columns, void* y, int dtype) {
 
 #if TENON_LEVEL_NUMBER != 4
 constexpr decltype(LinearKernels::multiply_pair) multiply_pair = nullptr;
+constexpr decltype(LinearKernels::multiply_several) multiply_several = nullptr;
 #endif
 
 extern const LinearKernels linear_kernels = {take,          multiply, take_fine, multiply_fine, tiles_from,
-                                             multiply_pair, finish,   expand,    put_row};
+                                             multiply_pair, multiply_several, finish, expand, put_row};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -12,6 +12,7 @@ constexpr int TILE = 16;             // tokens whose keys lie transposed togethe
 constexpr int MOST_PARTS = 16;       // that a decode row's context is split into
 constexpr int LEAST_PART = 64;       // tokens of a part
 constexpr int QUERY_ROWS = 64;       // (query, head of the group) pairs of a prefill unit
+inline int unit_rows(int group) { return ((group > QUERY_ROWS ? group : QUERY_ROWS) + 15) / 16 * 16; }  // of a unit's memory
 constexpr int KEY_BLOCK = 64;        // keys between two rescalings of the softmax
 constexpr int PLAN_HEADER = 8;
 

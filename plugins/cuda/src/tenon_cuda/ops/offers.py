@@ -16,6 +16,7 @@ from tenon_platforms.ops.table import OpTable
 from ..options import CUDAOptions
 from . import fp8, linear
 from .prompt_choice import PromptLibraries, require
+from .warpgroup_gated import WarpgroupGated
 from .warpgroups import WarpgroupPrompts
 
 if TYPE_CHECKING:
@@ -54,5 +55,12 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
     libraries = PromptLibraries(
         attention=settings.attention, device=device, arch=arch, compute_units=facts.compute_units
     )
-    prompts = WarpgroupPrompts(arch)
-    triton_offers.register(table, device, facts, settings, long_prompts=prompts, libraries=libraries)
+    triton_offers.register(
+        table,
+        device,
+        facts,
+        settings,
+        long_prompts=WarpgroupPrompts(arch),
+        libraries=libraries,
+        gated_rows=WarpgroupGated(arch=arch, units=facts.compute_units),
+    )

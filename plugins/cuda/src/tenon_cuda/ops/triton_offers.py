@@ -14,10 +14,12 @@ import torch
 
 from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_triton.attention import offer as attention
 from tenon_triton.facts import DeviceFacts
-from tenon_triton.ops import offers
+from tenon_triton.ops import gated_mlp, normed, offers
 from tenon_triton.ops.linear import LinearPolicy
 
 from ..capabilities import Arch
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
     from tenon_triton.attention.long_prompts import LongPrompts
 
     from .prompt_choice import PromptLibraries
+    from .warpgroup_gated import WarpgroupGated
 
 LOG = logging.getLogger(__name__)
 PRIORITY = 10
+MANY = "on warp groups"
 LIBRARY_FEATURES = attention.FEATURES - {"attention.sinks"}
 ASYNC_COPIES_FROM = (8, 0)
 DEFAULT_SHARED_BYTES = 48 << 10  # where torch does not tell: what every card grants
@@ -56,10 +60,11 @@ def register(
     *,
     long_prompts: LongPrompts | None = None,
     libraries: PromptLibraries | None = None,
+    gated_rows: WarpgroupGated | None = None,
 ) -> None:
     """Offer them all. Raises `PluginError` where an offer's name is taken.
 
-    long_prompts: kernels of our own for them. libraries: those of others, asked first.
+    long_prompts: kernels of our own for them. libraries: those of others, asked first. gated_rows: of gated MLPs.
     """
     head = LinearPolicy(
         float8=facts.fp8, shared_bytes=facts.shared_bytes
@@ -86,4 +91,30 @@ def register(
         name, ask = "triton.paged, prompts by libraries", partial(by_libraries, asked=libraries)
         table.offer(AttentionSpec, name, ask, features=LIBRARY_FEATURES, priority=PRIORITY + 1)
     table.offer(AttentionSpec, "triton.paged", paged, features=attention.FEATURES, priority=PRIORITY)
+    if gated_rows is not None:
+        _offer_gated_rows(table, layers, gated_rows)
     offers.register(table, layers, head=head, priority=PRIORITY)
+
+
+def _offer_gated_rows(table: OpTable, policy: LinearPolicy, many: WarpgroupGated) -> None:
+    """Gated MLPs, alone and behind their norm, whose many rows go through `many`: before the library's plain ones."""
+
+    def named(kernel: Kernel | No) -> Kernel | No:
+        return kernel if isinstance(kernel, No) else replace(kernel, name=f"{kernel.name}, many rows {MANY}")
+
+    def refused(spec: GatedMLPSpec) -> No | None:
+        if policy.is_float8(spec.gate_up) or policy.is_float8(spec.down):
+            return No("multiplies weights of the model's type, not FP8")
+        return many.refused(spec)
+
+    def gated(spec: GatedMLPSpec) -> Kernel | No:
+        return refused(spec) or named(gated_mlp.gated_mlp(spec, policy, many))
+
+    def normed_gated(spec: AddRMSNormThenSpec) -> Kernel | No:
+        if not isinstance(spec.then, GatedMLPSpec):
+            return No("what follows the norm is no gated MLP")
+        return refused(spec.then) or named(normed.add_rms_norm_then(spec, policy, many))
+
+    table.offer(GatedMLPSpec, f"triton.gated_mlp, many rows {MANY}", gated, priority=PRIORITY + 1)
+    name = f"triton.add_rms_norm_then, many rows {MANY}"
+    table.offer(AddRMSNormThenSpec, name, normed_gated, features=offers.NORM, priority=PRIORITY + 1)

@@ -1,14 +1,9 @@
-"""Prompts on Hopper: which go through `warpgroup_kernel`, and its launch. The kernel is imported with the first one.
-
-The language it is written in is an experiment of Triton's: a version without it takes the plain kernel, and says so.
-"""
+"""Prompts on Hopper: which go through `warpgroup_kernel`, and its launch. The kernel is imported with the first one."""
 
 from __future__ import annotations
 
-import importlib
-import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -17,6 +12,7 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 
 from ..capabilities import Arch
+from .experimental import kernels_of
 
 if TYPE_CHECKING:
     from tenon_platforms.batch import AttentionBatch
@@ -26,7 +22,7 @@ ARCH = Arch(9, 0)  # its successors have other products
 REGISTERS = 168  # of a thread in 12 warps: what the fetching warps leave goes to the two attending groups
 PAGE, HEAD_DIM = 64, 128  # what the kernel is written for
 WIDEST_GROUP = 64
-logger = logging.getLogger(__name__)
+KERNELS = "warpgroup_kernel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +62,11 @@ class WarpgroupPlan:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class WarpgroupPrompts:
     """`tenon_triton.attention.LongPrompts` for one architecture."""
 
     arch: Arch
-    _kernel: Any = field(default=None, init=False)
-    _is_missing: bool = field(default=False, init=False)
 
     def takes(self, spec: AttentionSpec, block_size: int) -> bool:
         """Whether the kernel computes this here."""
@@ -88,7 +82,7 @@ class WarpgroupPrompts:
             and spec.sliding_window == 0
             and spec.soft_cap == 0
             and not spec.sinks
-            and self._has_kernel()
+            and kernels_of(KERNELS) is not None
         )
 
     @property
@@ -104,18 +98,9 @@ class WarpgroupPrompts:
 
     def plan(self, batch: AttentionBatch, first_row: int, spec: AttentionSpec) -> WarpgroupPlan:
         return WarpgroupPlan(
-            kernel=self._kernel,
+            kernel=kernels_of(KERNELS),
             spec=spec,
             first_row=first_row,
             num_rows=batch.key.rows - first_row,
             num_tokens=batch.key.tokens - first_row,  # rows before it have one token each
         )
-
-    def _has_kernel(self) -> bool:
-        if self._kernel is None and not self._is_missing:
-            try:
-                self._kernel = importlib.import_module("tenon_cuda.ops.warpgroup_kernel")
-            except (ImportError, AttributeError, TypeError) as error:
-                self._is_missing = True
-                logger.info("prompts go through the plain attention kernel: this Triton has no warp groups (%s)", error)
-        return self._kernel is not None

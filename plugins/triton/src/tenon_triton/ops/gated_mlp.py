@@ -1,8 +1,10 @@
 """A gated MLP with its activation fused: into the first product for very few tokens, else into one launch between the
-two, which also quantizes for an FP8 second product.
+two, which also quantizes for an FP8 second product. A platform may bring a kernel of its own for many.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,8 +24,21 @@ from .tiles import tiles
 Prepared = tuple[Weight, Weight]
 
 
-def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy) -> Kernel | No:
-    """run(x, weights) -> y, both [tokens, hidden]; weights: prepared gate|up and down. x may be `Float8Rows`."""
+class ManyRows(Protocol):
+    """A first product with its activation, of weights in the model's type and without a bias, where it pays."""
+
+    def pays(self, tokens: int, features: int) -> bool:
+        """Whether so many rows of so many features each (half of the product's) go through it."""
+
+    def run(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[tokens, features] of x [tokens, in] and gate|up [2 * features, in]."""
+
+
+def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = None) -> Kernel | No:
+    """run(x, weights) -> y, both [tokens, hidden]; weights: prepared gate|up and down. x may be `Float8Rows`.
+
+    many: asked beyond the few tokens whose way ends with the activation. Its caller knows that it computes `spec`.
+    """
     if spec.activation not in ACTIVATIONS:
         return No(f"unknown activation {spec.activation!r}")
     for part in (spec.gate_up, spec.down):
@@ -49,6 +64,8 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy) -> Kernel | No:
                 inner = gemv(x, held, pair, scale=scale, bias=bias, activation=kind)
             else:
                 inner = tiles(x, held, pair, scale=scale, bias=bias, activation=kind)
+        elif many is not None and isinstance(x, Tensor) and many.pays(x.shape[0], gate_up.weight.shape[0] // 2):
+            inner = many.run(x, gate_up.weight)
         else:
             wide = multiply(x, gate_up, policy, dtype)
             keeps = policy.keeps(wide.shape[0], down)

@@ -19,7 +19,7 @@ from tenon_platforms.ops.quantized import FP8Block
 from tenon_platforms.ops.weights import NormedWeights
 from tenon_platforms.torch_dtypes import to_torch
 
-from .gated_mlp import gated_mlp
+from .gated_mlp import ManyRows, gated_mlp
 from .linear import LinearPolicy, Weight, merged_linear, multiply
 from .linear_table import NormedGemv, NormedWay
 from .norm import add_rms_norm, add_rms_norm_float8, contiguous_rows
@@ -35,8 +35,8 @@ class Prepared(NamedTuple):
     then: Any
 
 
-def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel | No:
-    """run(x, residual, weights) -> (y, sum), as the reference's; weights: `Prepared`."""
+def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy, many: ManyRows | None = None) -> Kernel | No:
+    """run(x, residual, weights) -> (y, sum), as the reference's; weights: `Prepared`. many: of `gated_mlp`."""
     norm: RMSNormSpec = spec.norm.norm
     gated = spec.then if isinstance(spec.then, GatedMLPSpec) else None
     product = spec.then.gate_up if isinstance(spec.then, GatedMLPSpec) else spec.then
@@ -45,7 +45,7 @@ def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy) -> Kernel 
     if not policy.is_float8(product) and not policy.table.normed:
         return No("the product reads rows as the norm leaves them", alternative="its parts")
     plain = add_rms_norm(spec.norm)
-    then = merged_linear(product, policy) if gated is None else gated_mlp(gated, policy)
+    then = merged_linear(product, policy) if gated is None else gated_mlp(gated, policy, many)
     for part in (plain, then):
         if isinstance(part, No):
             return part

@@ -102,8 +102,8 @@ struct Scratch {
 thread_local Scratch scratch;
 
 int run_attention(const AttentionParams& p) {
-    const int group = p.heads / p.kv_heads, rows = group > QUERY_ROWS ? group : QUERY_ROWS;
-    const size_t floats = static_cast<size_t>(rows) * (2 * p.dim + KEY_BLOCK + 2) + static_cast<size_t>(TILE / 2 * p.dim);
+    const int rows = unit_rows(p.heads / p.kv_heads);
+    const size_t floats = static_cast<size_t>(rows) * (2 * p.dim + KEY_BLOCK + 2) + static_cast<size_t>(KEY_BLOCK / 2 * p.dim);
     const auto& kernels = attention_kernels();
     const int64_t line = static_cast<int64_t>(p.heads) * p.dim * (p.type == 0 ? 4 : 2), known = p.plan[2];
     if (known < p.tokens)

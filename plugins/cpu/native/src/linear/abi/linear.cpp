@@ -77,8 +77,7 @@ Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen, bool t
 
 struct Own {  // a thread's
     Room room;
-    float* out;
-    float* up;
+    float* out[SEVERAL];  // of groups of weights that are computed at once; a gate and its up are two
     uint8_t* codes;
 };
 
@@ -100,7 +99,7 @@ public:
         const bool bf16 = call.x_type == TENON_BF16 && contiguous_ && linear.columns % 2 == 0;
         bf16_tiles_ = bf16 && call.tokens >= kernels_.tiles_from(static_cast<int32_t>(WeightType::bf16), false);
         if (bf16_tiles_ && linear.types.size() == 1 && is_bf16(linear.types[0])) widen_ = false;
-        pairs_ = bf16_tiles_ && kernels_.multiply_pair != nullptr && call.tokens > 16;
+        at_once_ = !bf16_tiles_ || kernels_.multiply_pair == nullptr ? 1 : call.tokens > 16 ? 2 : SEVERAL;
         alone_ = call.tokens * linear.columns <= ALONE || (tiled_ && call.tokens <= 16);
         block_ = std::min(tokens_of_block(linear.columns), call.tokens);
     }
@@ -120,7 +119,7 @@ public:
             // Tiles have the scales of sixteen tokens in one line of memory, which is one thread's.
             const int64_t each = tiled_ ? 16 : 1, takes = (call_.tokens + each - 1) / each;
             Work tokens(takes, threads, std::max<int64_t>(1, takes / (4 * threads)));
-            const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = pairs_ ? 1 : 0;
+            const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = at_once_ - 1;
             Work units(count, threads, (chunk + odd) & ~odd,
                        [&](int i) { return i < threads ? first_unit(all * i / threads) & ~odd : count; });
             parallel([&](int thread, int) { work(thread, tokens, units); });
@@ -135,8 +134,7 @@ private:
         for (int i = 0; i < threads; ++i) {
             Own& own = own_[i];
             if (alone_) own.room = room(arena, linear_, call_.tokens, widen_, tiled_);
-            own.out = arena.take<float>(block_ * GROUP);
-            own.up = arena.take<float>(block_ * GROUP);
+            for (int k = 0; k < std::max(at_once_, 2); ++k) own.out[k] = arena.take<float>(block_ * GROUP);
             own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
         }
     }
@@ -185,23 +183,26 @@ private:
         const int64_t each = static_cast<int64_t>(linear_.units.size());
         for (bool is_first = true; units.take(thread, range); is_first = false) {
             if (alone_ && is_first) take(own.room, 0, call_.tokens);
-            for (int64_t unit = range.begin; unit < range.end; ++unit) {
-                const Room& room = alone_ ? own.room : shared_;
-                const int64_t first = unit / each * block_;
-                const Unit* one = &linear_.units[static_cast<size_t>(unit % each)];
-                if (unit + 1 < range.end && unit % each + 1 < each && are_pair(*one, one[1])) {
-                    compute(own, room, first, *one, one + 1);
-                    ++unit;
-                } else {
-                    compute(own, room, first, *one, nullptr);
-                }
+            for (int64_t unit = range.begin; unit < range.end;) {
+                const Unit* first = &linear_.units[static_cast<size_t>(unit % each)];
+                const int count = together(first, std::min(range.end - unit, each - unit % each));
+                compute(own, alone_ ? own.room : shared_, unit / each * block_, first, count);
+                unit += count;
             }
         }
     }
 
-    // Whether two units that follow each other are one product of bfloat16.
-    bool are_pair(const Unit& one, const Unit& next) const {
-        return pairs_ && one.up == nullptr && next.up == nullptr && is_bf16(one.type) && is_bf16(next.type);
+    // How many units from `unit` on, of those left, are one product of bfloat16; 1: each group of it is one of its own.
+    int together(const Unit* unit, int64_t left) const {
+        int groups = 0, count = 0;
+        for (; count < left && is_tiled(unit[count]); ++count) {
+            groups += unit[count].up != nullptr ? 2 : 1;
+            if (groups > at_once_) break;
+        }
+        return std::max(count, 1);
+    }
+    bool is_tiled(const Unit& unit) const {
+        return at_once_ > 1 && is_bf16(unit.type) && (unit.up == nullptr || is_bf16(unit.up_type));
     }
     static bool is_bf16(int32_t type) { return static_cast<WeightType>(type) == WeightType::bf16; }
 
@@ -212,8 +213,8 @@ private:
         return block * static_cast<int64_t>(linear_.units.size()) + (at - linear_.cost.begin());
     }
 
-    // One block of tokens with a unit, and with the next one where the two are a pair.
-    void compute(const Own& own, const Room& from, int64_t first, const Unit& unit, const Unit* next) const {
+    // One block of tokens with units that are computed together.
+    void compute(const Own& own, const Room& from, int64_t first, const Unit* units, int count) const {
         const int64_t columns = linear_.columns, tokens = std::min(block_, call_.tokens - first);
         Activations x{};
         x.columns = columns;
@@ -226,15 +227,25 @@ private:
         }
         if (bf16_tiles_) x.bf16 = reinterpret_cast<const uint16_t*>(x_at(first));
         x.tiled = tiled_;
-        const bool gated = pairs_ && unit.up != nullptr && is_bf16(unit.type) && is_bf16(unit.up_type);
-        if (next != nullptr || gated) {
-            kernels_.multiply_pair(unit.weight, gated ? unit.up : next->weight, x, tokens, own.out, own.up);
-        } else {
-            multiply(own, from, first, tokens, unit.type, unit.weight, x, own.out);
-            if (unit.up != nullptr) multiply(own, from, first, tokens, unit.up_type, unit.up, x, own.up);
+        const uint8_t* groups[SEVERAL];
+        int32_t types[SEVERAL];
+        int num_groups = 0;
+        for (int i = 0; i < count; ++i) {
+            groups[num_groups] = units[i].weight;
+            types[num_groups++] = units[i].type;
+            if (units[i].up == nullptr) continue;
+            groups[num_groups] = units[i].up;
+            types[num_groups++] = units[i].up_type;
         }
-        finish(unit, own.out, unit.up ? own.up : nullptr, first, tokens);
-        if (next != nullptr) finish(*next, own.up, nullptr, first, tokens);
+        if (!is_tiled(*units) || num_groups == 1)
+            for (int g = 0; g < num_groups; ++g) multiply(own, from, first, tokens, types[g], groups[g], x, own.out[g]);
+        else if (at_once_ > 2) kernels_.multiply_several(groups, num_groups, x, tokens, own.out);
+        else kernels_.multiply_pair(groups[0], groups[1], x, tokens, own.out[0], own.out[1]);
+        float* const* out = own.out;
+        for (int i = 0; i < count; ++i) {
+            const float* gate = *out++;
+            finish(units[i], gate, units[i].up ? *out++ : nullptr, first, tokens);
+        }
     }
 
     void finish(const Unit& unit, const float* out, const float* up, int64_t first, int64_t tokens) const {
@@ -245,7 +256,8 @@ private:
     const Linear& linear_;
     const tenon_linear_call& call_;
     const LinearKernels& kernels_;
-    bool contiguous_, widen_, alone_, bf16_tiles_, pairs_, tiled_ = linear_.quantized;
+    bool contiguous_, widen_, alone_, bf16_tiles_, tiled_ = linear_.quantized;
+    int at_once_;  // groups of bfloat16: a power of two
     int64_t block_;
     Room shared_;
     Own* own_ = nullptr;
