@@ -196,6 +196,7 @@ PLAIN_BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": _MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": _MESSAGES},
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "a"},
     "/v1/embeddings": {"input": "a"},
     "/pooling": {"input": "a"},
     "/classify": {"input": "a"},

@@ -155,6 +155,13 @@ def test_a_browser_by_a_foreign_name(server: RunningServer) -> None:
             assert "access-control-allow-origin" not in answer.headers
 
 
+CLIENTS_HEADERS = (  # of OpenAI's and Anthropic's libraries in a browser, and of one that is traced
+    "authorization,content-type,openai-organization,x-stainless-lang,x-stainless-retry-count",
+    "anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key",
+    "authorization,traceparent",
+)
+
+
 def test_allowed_origins(folder: Path, tmp_path: Path) -> None:
     running = start_server(folder, tmp_path / "log", allowed_origins=["https://good.example"])
     try:
@@ -164,6 +171,13 @@ def test_allowed_origins(folder: Path, tmp_path: Path) -> None:
         assert good.status_code == 200
         assert good.headers["access-control-allow-origin"] == "https://good.example"
         assert "access-control-allow-credentials" not in good.headers
+        for names in CLIENTS_HEADERS:
+            sent = {"origin": "https://good.example", **asked, "access-control-request-headers": names}
+            good = httpx.options(f"{running.url}/v1/completions", headers=sent)
+            assert good.status_code == 200 and good.headers["access-control-allow-headers"] == names
+        shown = httpx.get(f"{running.url}/health", headers={"origin": "https://good.example"})
+        exposed = shown.headers["access-control-expose-headers"]
+        assert {"x-request-id", "request-id"} <= set(exposed.split(", ")) & set(shown.headers)
         bad = httpx.options(f"{running.url}/v1/completions", headers={"origin": "https://bad.example", **asked})
         assert bad.status_code == 400 and "access-control-allow-origin" not in bad.headers
     finally:

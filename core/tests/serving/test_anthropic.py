@@ -254,6 +254,16 @@ def test_refusals(writer: RunningServer, changes: dict[str, Any], words: str) ->
             assert words in answer.json()["error"]["message"] and len(answer.content) < 3000
 
 
+def test_mistakes_in_tools_are_told_by_the_names_of_this_api(writer: RunningServer) -> None:
+    with writer.client() as client:
+        for tool, place in (
+            ({"name": "a b", "input_schema": {}}, "tools[0].name"),
+            ({"name": "f", "input_schema": {"type": 5}}, "tools[0].input_schema"),
+        ):
+            error = client.post("/v1/messages", json={**asked("hi"), "tools": [tool]}).json()["error"]
+            assert error["message"].startswith(f"{place} is ")
+
+
 def test_an_error_in_the_middle_of_a_stream(ai: anthropic.Anthropic, writer: RunningServer) -> None:
     endless = asked("abc", extra_body={"ignore_eos": True}, stream=True)
     with pytest.raises(anthropic.APIStatusError, match="again"):
@@ -261,6 +271,32 @@ def test_an_error_in_the_middle_of_a_stream(ai: anthropic.Anthropic, writer: Run
             if place == 3:
                 psutil.Process(writer.engine_pid()).kill()
     writer.wait_healthy()
+
+
+def test_the_runner_of_tools(ai: anthropic.Anthropic) -> None:
+    """The client asks for a thread first, and sends the messages themselves where it hears that there is none."""
+    towns: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Weather.
+
+        Args:
+            city: Where.
+        """
+        towns.append(city)
+        return "sunny"
+
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    first, last = list(ai.beta.messages.tool_runner(**asked(call), tools=[get_weather]))
+    assert towns == ["Oslo"] and first.stop_reason == "tool_use" and last.stop_reason == "end_turn"
+    (plain,) = list(ai.beta.messages.tool_runner(**asked("abc"), tools=[]))
+    assert [block.text for block in plain.content if block.type == "text"] == ["abc"]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ai.messages.count_tokens(model="fake", messages=[{"role": "user", "content": "abc"}],
+                                 extra_body={"thread": {"type": "create"}})  # fmt: skip
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 def test_pings_where_it_is_silent() -> None:

@@ -172,3 +172,18 @@ def test_a_template_worker_that_is_killed_is_replaced(client: httpx.Client, serv
             if "template_worker" in " ".join(child.cmdline()):
                 child.kill()
         assert ask(client).status_code == 200
+
+
+def test_tokens_of_a_message_to_go_on_with(client: httpx.Client) -> None:
+    """As the chat reads it."""
+    begun = [*HELLO, {"role": "assistant", "content": "abc"}]
+    found = client.post("/tokenize", json={"messages": begun, "continue_final_message": True}).json()["tokens"]
+    read = ask(client, messages=begun, continue_final_message=True, return_token_ids=True).json()["prompt_token_ids"]
+    assert found == read and found[-3:] == [97, 98, 99]
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert client.post("/tokenize", json={"messages": begun, **both}).status_code == 400
+
+
+def test_a_model_is_told_as_in_the_list(client: httpx.Client) -> None:
+    (listed,) = client.get("/v1/models").json()["data"]
+    assert client.get("/v1/models/fake").json() == listed and listed["max_model_len"] == 4096

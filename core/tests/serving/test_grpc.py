@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,28 @@ def test_a_start_before_the_engine_and_a_drain(tmp_path: Path) -> None:
         text = "".join(one.text for chunk in stream for one in chunk.choices)
         assert len(text) >= 59, "a running call was cut off"
     assert running.process.wait(20) == 0
+
+
+def test_a_drain_has_one_end_for_both_protocols(tmp_path: Path) -> None:
+    port = free_port()
+    running = start_server(
+        model_folder(tmp_path, template=TEMPLATE), tmp_path / "log", grpc_port=port, drain_seconds=4,
+        environment={"FAKE_STEP_SECONDS": "0.02"},
+    )  # fmt: skip
+    endless = {"prompt": "drain", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, running.client() as client:
+        running.wait_healthy()
+        stream = stubs.InferenceStub(channel).GenerateStream(generate("drain", max_tokens=4000), metadata=MINE)
+        next(stream)
+        with client.stream("POST", "/v1/completions", json=endless) as answer:
+            began = time.monotonic()
+            running.process.terminate()
+            with suppress(httpx.TransportError):  # cut off, as it should be
+                answer.read()
+            with pytest.raises(grpc.RpcError):
+                list(stream)
+        assert running.process.wait(20) == 0
+    assert 4 <= time.monotonic() - began < 7, "one protocol's patience began when the other's had ended"
 
 
 def test_a_taken_port_is_told(rpc: tuple[RunningServer, str], tmp_path: Path) -> None:

@@ -163,6 +163,21 @@ def test_http_1_0_and_pipelining_work(server: RunningServer) -> None:
     assert exchange(server, two + last).count(b"HTTP/1.1 200") == 3
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0_knows_no_chunks(server: RunningServer, stream: bool) -> None:
+    body = b'{"prompt": "abc", "max_tokens": 3, "stream": %s}' % str(stream).lower().encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer %s\r\nConnection: keep-alive\r\n" % KEY.encode()
+    kind = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    headers, _, answer = exchange(server, head + kind + body).partition(b"\r\n\r\n")  # to the connection's end
+    assert b"200 OK" in headers and b"transfer-encoding" not in headers and b"connection: close" in headers
+    assert (b"content-length" in headers) == (not stream)
+    if not stream:
+        assert answer.startswith(b"{") and answer.endswith(b"}")
+        return
+    lines = answer.decode().split("\n\n")
+    assert all(line.startswith("data: ") for line in lines[:-1]) and lines[-2:] == ["data: [DONE]", ""]
+
+
 def test_a_keep_alive_connection_is_not_timed_out_by_the_header_limit(server: RunningServer) -> None:
     with server.client() as client:
         for _ in range(3):

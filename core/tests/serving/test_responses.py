@@ -126,6 +126,36 @@ def test_logprobs_belong_to_the_text(ai: openai.OpenAI) -> None:
     assert plain.output[0].content[0].logprobs == []  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("a" + " " * 700 + "b\n\nc", None),
+        ("Hi  \n\n \n", None),
+        (" \n" * 200, None),
+        ("<think> hm </think>\n\n" + " " * 300 + "\u20ac 5 \U0001f600 \n", "\u20ac 5 \U0001f600 \n"),
+        ("ab <think>c</think> d ", None),
+        ("<tool_call>no call  " + " " * 300, None),
+        ("a b  <tool_call>x</tool_call> c ", None),
+        ("one ST", None),  # which may become STOP
+        ("one STOP", "one "),
+    ],
+)  # fmt: skip
+def test_every_token_of_the_text_has_its_logprob(ai: openai.OpenAI, said: str, text: str | None) -> None:
+    """Whatever was held back, and nothing else: neither marks nor the end."""
+    asked: dict[str, Any] = {
+        "model": "fake", "input": said, "tools": TOOLS, "include": ["message.output_text.logprobs"],
+        "extra_body": {"stop": ["STOP"]},
+    }  # fmt: skip
+    response = ai.responses.create(**asked)
+    parts = [part for item in response.output if item.type == "message" for part in item.content]
+    assert "".join(part.text for part in parts) == (said if text is None else text)  # type: ignore[union-attr]
+    logprobs = [one for part in parts for one in part.logprobs or ()]  # type: ignore[union-attr]
+    assert bytes(byte for one in logprobs for byte in one.bytes) == (said if text is None else text).encode()
+    assert len(logprobs) == len((said if text is None else text).encode())  # a token a byte
+    deltas = [one for one in ai.responses.create(**asked, stream=True) if one.type == "response.output_text.delta"]
+    assert [one.token for delta in deltas for one in delta.logprobs] == [one.token for one in logprobs]
+
+
 def test_cut_off_by_its_length(ai: openai.OpenAI) -> None:
     response = ai.responses.create(model="fake", input="abcdef", max_output_tokens=3)
     assert response.status == "incomplete" and response.output_text == "abc"
@@ -224,6 +254,48 @@ def test_stored_and_forgotten(ai: openai.OpenAI, responder: RunningServer) -> No
         ai.responses.retrieve(unstored.id)
 
 
+def test_tokens_of_a_request_that_is_not_run(ai: openai.OpenAI) -> None:
+    counted = ai.responses.input_tokens.count(model="fake", input="abc", tools=TOOLS)  # type: ignore[arg-type]
+    response = ai.responses.create(model="fake", input="abc", tools=TOOLS)
+    assert response.usage is not None and counted.input_tokens == response.usage.input_tokens > 3
+    assert counted.object == "response.input_tokens"
+    with pytest.raises(openai.NotFoundError, match="compacts no conversations"):
+        ai.responses.compact(model="fake", input="abc")
+
+
+def test_items_have_ids_of_their_own(ai: openai.OpenAI) -> None:
+    """Also where a client sends one twice: pages end."""
+    twice: list[Any] = [{"id": "msg_1", "role": "user", "content": text} for text in "abc"]
+    response = ai.responses.create(model="fake", input=twice)
+    again = ai.responses.create(model="fake", input=twice, previous_response_id=response.id)
+    items = list(ai.responses.input_items.list(again.id, limit=1, order="asc"))
+    assert [one.content[0].text for one in items] == [*"abc", "c", *"abc"]  # type: ignore[union-attr]
+    assert len({one.id for one in items}) == 7 and items[0].id == "msg_1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "param"),
+    [
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity"),
+        ({"tools": [{"type": "function", "name": "no name"}]}, "tools[0].name", "tools"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 5}}]}, "tools[0].parameters", "tools"),
+        (
+            {"input": [{"role": "user", "content": "a"},
+                       {"type": "function_call", "call_id": "c", "name": "f", "arguments": "not json"}]},
+            "input[1].arguments", "input",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_mistakes_are_told_by_the_names_of_this_api(
+    responder: RunningServer, changes: dict[str, Any], place: str, param: str
+) -> None:
+    with responder.client() as client:
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            error = client.post(path, json={"input": "x", **changes}).json()["error"]
+            assert error["message"].startswith(f"{place} is ") and error["param"] == param
+
+
 def test_pages_of_input_items(ai: openai.OpenAI) -> None:
     items: list[Any] = [{"role": "user", "content": str(place)} for place in range(25)]
     response = ai.responses.create(model="fake", input=items)
@@ -256,7 +328,12 @@ ENDLESS: dict[str, Any] = {"extra_body": {"ignore_eos": True}, "max_output_token
 
 def test_cancelled(ai: openai.OpenAI) -> None:
     response = ai.responses.create(model="fake", background=True, **ENDLESS)
+    time.sleep(0.2)
     cancelled = ai.responses.cancel(response.id)
+    assert [one.status for one in cancelled.output] == ["incomplete"]  # type: ignore[union-attr]
+    count = cancelled.usage.output_tokens if cancelled.usage is not None else 0
+    assert count > 0 and len(cancelled.output_text) == count - count // 4  # the template's end has no text
+    assert ai.responses.retrieve(response.id).output == cancelled.output
     assert cancelled.status == "cancelled" and ai.responses.retrieve(response.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="has ended"):
         ai.responses.cancel(response.id)
@@ -265,8 +342,11 @@ def test_cancelled(ai: openai.OpenAI) -> None:
     with ai.responses.create(model="fake", stream=True, **ENDLESS) as stream:
         for event in stream:
             if event.type == "response.created":
-                ai.responses.cancel(event.response.id)
+                identity = event.response.id
+            if event.type == "response.content_part.added":
+                ai.responses.cancel(identity)
         assert event.type == "response.incomplete" and event.response.status == "cancelled"
+        assert [one.status for one in event.response.output] == ["incomplete"]  # type: ignore[union-attr]
     running = ai.responses.create(model="fake", background=True, **ENDLESS)
     ai.responses.delete(running.id)
     with ai.responses.create(model="fake", stream=True, **ENDLESS) as left:
@@ -299,4 +379,5 @@ def test_a_failed_step(ai: openai.OpenAI, responder: RunningServer) -> None:
         assert event.type == "response.failed" and event.response.error is not None
         assert event.response.error.code == "server_error" and "again" in event.response.error.message
     responder.wait_healthy()
-    assert ai.responses.retrieve(event.response.id).status == "failed"
+    stored = ai.responses.retrieve(event.response.id)
+    assert stored.status == "failed" and [one.status for one in stored.output] == ["incomplete"]  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import subprocess
 import time
@@ -112,6 +113,35 @@ def test_a_request_has_only_so_long(hasty: RunningServer, path: str) -> None:
         while not quiet(client):
             assert time.monotonic() < deadline, "what was given up still runs"
             time.sleep(0.1)
+
+
+def test_a_stream_ends_in_the_shape_of_its_protocol(hasty: RunningServer) -> None:
+    endless = {"stream": True, "ignore_eos": True}
+    with hasty.client() as client:
+        ask = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, **endless}
+        *_, name, data = client.post("/v1/messages", json=ask).text.rstrip().splitlines()
+        assert name == "event: error" and json.loads(data[6:])["error"]["type"] == "timeout_error"
+        text = client.post("/v1/responses", json={"input": "x", **endless}).text
+        *_, name, data = text.rstrip().splitlines()
+        assert name == "event: response.failed" and "[DONE]" not in text and "event: error" not in text
+        response = json.loads(data[6:])["response"]
+        assert response["status"] == "failed" and "longer than 1.5 s" in response["error"]["message"]
+        assert client.get(f"/v1/responses/{response['id']}").json()["status"] == "failed"
+
+
+def test_a_response_has_only_so_long(hasty: RunningServer) -> None:
+    """Whole, and in the background, where its request has long ended."""
+    with hasty.client() as client:
+        answer = client.post("/v1/responses", json={"input": "x", "ignore_eos": True})
+        assert answer.status_code == 504 and answer.json()["error"]["type"] == "timeout_error"
+        response = client.post("/v1/responses", json={"input": "x", "ignore_eos": True, "background": True}).json()
+        deadline = time.monotonic() + 10
+        while response["status"] == "in_progress":
+            assert time.monotonic() < deadline, "it runs on and on"
+            time.sleep(0.1)
+            response = client.get(f"/v1/responses/{response['id']}").json()
+        assert response["status"] == "failed" and "longer than 1.5 s" in response["error"]["message"]
+        assert quiet(client)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

@@ -117,6 +117,8 @@ class Sample:
             has_silent_end = bool(ids) and ids[-1] == end.stop_token and not self.params.include_stop_str_in_output
             if self._make_text(len(ids) - has_silent_end):
                 return
+            if has_silent_end and self.params.logprobs is not None:
+                self._parts.append("")
             if self._show(self._detokenizer.flush(), num_tokens=len(self.output.token_ids)):
                 return
             if self._scanner is not None:

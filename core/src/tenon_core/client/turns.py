@@ -55,14 +55,14 @@ def _call(where: str, call: Any, *, wants_text: bool) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise _refusal(f'{where} is {call!r:.80}: expected {{"id", "type", "function": {{"name", "arguments"}}}}')
     given = function.get("arguments")
-    arguments = _arguments(f"{where}.function.arguments", given)
+    arguments = arguments_of(f"{where}.function.arguments", given)
     if wants_text:
         arguments = given if isinstance(given, str) and given.strip() else json.dumps(arguments, ensure_ascii=False)
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-def _arguments(where: str, given: Any) -> Any:
-    """A map, of the JSON text of one; nothing is an empty one."""
+def arguments_of(where: str, given: Any) -> Any:
+    """A map, of the JSON text of one; nothing is an empty one. Raises `RequestError`."""
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     found = given

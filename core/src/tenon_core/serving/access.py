@@ -102,9 +102,10 @@ class GuardedNotFound:
     """Paths that do not exist: known only to those with a key."""
 
     keys: Keys
+    message: str = "there is no such path"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = HttpError(404, "there is no such path")
+        error = HttpError(404, self.message)
         try:
             self.keys.check(Headers(scope=scope))
         except HttpError as refusal:

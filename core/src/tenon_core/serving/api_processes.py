@@ -88,7 +88,7 @@ class SharedLife(Lifetime):
         starter = asyncio.ensure_future(self._start())
         try:
             await self.stop.wait()
-            self.services.is_draining = True
+            self.services.drain()
             await self._end_apis()
         finally:
             for watcher in self._watchers:

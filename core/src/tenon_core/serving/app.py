@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenon_core.observability.log import escaped
@@ -26,7 +26,7 @@ from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
 from .deadline import Deadline
 from .description import openapi
-from .errors import HttpError, error_response, http_error
+from .errors import HttpError, LateError, error_response, http_error
 from .field_names import names_of
 from .openai import responses
 from .services import Services
@@ -37,6 +37,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Maker = Callable[[Services], Endpoint]
 MAX_LOGGED = 200
 NAMES = {"beam_width": "n"}  # the engine's -> the APIs'
+REQUEST_ID_HEADERS = (REQUEST_ID_HEADER, "request-id")  # as OpenAI's clients know it, and Anthropic's
 PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 
 
@@ -54,6 +55,7 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("POST", "/v1/messages", messages.create, False),
     ("POST", "/v1/messages/count_tokens", messages.count, False),
     ("POST", "/v1/responses", responses.create, False),
+    ("POST", "/v1/responses/input_tokens", responses.count, False),
     *((method, path, responses.of_one(method, path), False) for method, path in responses.KEPT),
     ("POST", "/v1/embeddings", embeddings.embeddings, False),
     ("POST", "/pooling", embeddings.pooling, False),
@@ -76,6 +78,10 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/", playground.asset(playground.PAGE), True),
     *(("GET", f"/playground/{name}", playground.asset(name), True) for name in playground.ASSETS),
 )
+# What clients' libraries may ask for, and would otherwise be taken for the name of something -> why it is not there.
+ABSENT = {
+    "/v1/responses/compact": "this server compacts no conversations: send the items themselves, as many as are needed"
+}
 POSTS = frozenset(path for method, path, _, _ in TABLE if method == "POST")
 
 
@@ -92,7 +98,8 @@ def make_app(services: Services) -> ASGIApp:
         GuardedRoute(path, told(maker(services), services), methods=[method], keys=keys, is_public=is_public)
         for method, path, maker, is_public in TABLE
     ]
-    app: ASGIApp = Router(routes=table, redirect_slashes=False, default=GuardedNotFound(keys=keys))
+    absent = [Route(path, GuardedNotFound(keys=keys, message=why), methods=["POST"]) for path, why in ABSENT.items()]
+    app: ASGIApp = Router(routes=[*absent, *table], redirect_slashes=False, default=GuardedNotFound(keys=keys))
     if config.request_timeout:
         app = Deadline(app=app, seconds=config.request_timeout)
     if config.allowed_origins:
@@ -100,8 +107,8 @@ def make_app(services: Services) -> ASGIApp:
             app,
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-api-key", REQUEST_ID_HEADER],
-            expose_headers=[REQUEST_ID_HEADER],
+            allow_headers=["*"],  # clients' libraries send many of their own; what a page may do its key says
+            expose_headers=[*REQUEST_ID_HEADERS, "retry-after"],
         )
     return Surround(
         app=app,
@@ -119,7 +126,7 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
         try:
             with names_of(NAMES):
                 return await endpoint(request)
-        except (HttpError, RequestError, CapacityError) as error:
+        except (HttpError, LateError, RequestError, CapacityError) as error:
             services.metrics.refused()
             return error_response(http_error(error), request.scope)
         except TenonError as error:
@@ -157,7 +164,7 @@ class Surround:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                for name in (REQUEST_ID_HEADER, "request-id"):  # as OpenAI's clients know it, and Anthropic's
+                for name in REQUEST_ID_HEADERS:
                     MutableHeaders(scope=message)[name] = label
             await send(message)
 

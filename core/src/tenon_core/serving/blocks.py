@@ -11,7 +11,7 @@ from enum import Enum
 
 from tenon_core.engine.messages import TokenLogprobs
 
-from .parsers.events import CONTENT, CallDelta, Event
+from .parsers.events import CONTENT, CallDelta, Event, Span
 
 
 class Kind(Enum):
@@ -67,11 +67,16 @@ class Blocks:
     label: str
     blocks: list[Block] = field(default_factory=list)
     _calls: dict[int, Block] = field(default_factory=dict)
-    _untold: list[tuple[str, TokenLogprobs]] = field(default_factory=list)
+    _untold: list[tuple[int, int, TokenLogprobs]] = field(default_factory=list)  # with the places of their letters
+    _num_letters: int = 0
 
-    def take(self, events: Iterable[Event], positions: Iterable[tuple[str, TokenLogprobs]] = ()) -> list[Change]:
-        """What these events change. positions: tokens' texts with their log-probabilities, told with their text."""
-        self._untold += positions
+    def take(self, events: Iterable[Event], text: str = "", position: TokenLogprobs | None = None) -> list[Change]:
+        """What these events change. text: of the token that made them, position: its log-probabilities, to be told
+        with the text that it is part of."""
+        start = self._num_letters
+        self._num_letters += len(text)
+        if position is not None:
+            self._untold.append((start, self._num_letters, position))
         return [change for event in events for change in self._of(event)]
 
     def end(self) -> list[Change]:
@@ -89,20 +94,27 @@ class Blocks:
             yield from self._close()
             yield self._open(kind, event)
         block = self._calls[event.index] if isinstance(event, CallDelta) else self.blocks[-1]
-        found = self._positions_of(text) if kind is Kind.TEXT else []
-        self._untold = []
+        found: list[TokenLogprobs] = []
+        if not isinstance(event, CallDelta) and kind is Kind.TEXT and self._untold:
+            found = self._positions_of(event.spans or [(self._num_letters - len(text), self._num_letters)])
         block.logprobs += found
         if text:
             block.parts.append(text)
             yield Change(block=block, stage=Stage.GREW, text=text, logprobs=found)
 
-    def _positions_of(self, text: str) -> list[TokenLogprobs]:
-        """The last tokens, as far as they are in a text; before them may be marks, which no text has."""
-        joined, first = "", len(self._untold)
-        while first and text.endswith(self._untold[first - 1][0] + joined):
-            first -= 1
-            joined = self._untold[first][0] + joined
-        return [position for _, position in self._untold[first:]]
+    def _positions_of(self, spans: Sequence[Span]) -> list[TokenLogprobs]:
+        """The tokens that have letters in the spans. What comes before them and has none is no text: marks, thoughts.
+
+        A token without letters is the beginning of a character, and belongs to what follows.
+        """
+        found, later = [], []
+        for start, end, position in self._untold:
+            if start >= spans[-1][1]:
+                later.append((start, end, position))
+            elif any(start < last and max(end, start + 1) > first for first, last in spans):
+                found.append(position)
+        self._untold = later
+        return found
 
     def _open(self, kind: Kind, event: Event) -> Change:
         block = Block(index=len(self.blocks), kind=kind, id=f"{self.prefixes[kind]}_{self.label}{len(self.blocks):02x}")

@@ -140,6 +140,14 @@ async def begin(
         return Chat(services=services, fields=fields, head=head, work=work, reading=reading)
 
 
+async def counted(request: Request, services: Services, fields: ChatFields) -> int:
+    """The tokens of a conversation's prompt. Raises `RequestError`."""
+    _, conversation = services.ready_tokenizer()
+    reading = reading_of(fields, services.parsers, lets_choose=services.config.enable_auto_tool_choice)
+    _, ids = await unless_gone(request, encoded(fields, conversation, reading.tools))
+    return len(ids)
+
+
 async def encoded(
     fields: ChatFields,
     conversation: Conversation,

@@ -1,6 +1,7 @@
 """The longest that one request may take (`--request-timeout`): then its work ends and its blocks are free again.
 
-An answer that has not begun becomes 504; a stream ends with an event that says so.
+An answer that has not begun becomes 504; a stream ends with an event that says so. Work that can tell its own end is
+asked to (`ON_LATE`), and given a moment for it; work that outlives its request keeps the time by itself.
 """
 
 from __future__ import annotations
@@ -10,8 +11,16 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ANTHROPIC_PATH, HttpError, anthropic_body, error_body, error_response
-from .sse import DONE, event
+from .errors import LateError, error_response, http_error
+from .sse import LAST_EVENT
+
+ON_LATE = "tenon.on_late"  # in a scope: what ends its work with the error that it is called with
+LAST_WORDS_SECONDS = 5.0
+
+
+def late(seconds: float) -> LateError:
+    """What a request ends with."""
+    return LateError(f"the request took longer than {seconds:g} s, which is this server's limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,27 +31,29 @@ class Deadline:
     seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind: bytes | None = None  # of the answer, once it has begun
+        has_begun = False
 
         async def watched_send(message: Message) -> None:
-            nonlocal kind
-            if message["type"] == "http.response.start":
-                kind = dict(message["headers"]).get(b"content-type", b"")
+            nonlocal has_begun
+            has_begun = True
             await send(message)
 
+        task = asyncio.ensure_future(self.app(scope, receive, watched_send))
         try:
-            await asyncio.wait_for(self.app(scope, receive, watched_send), self.seconds)
-        except asyncio.TimeoutError:
-            late = HttpError(504, f"the request took longer than {self.seconds:g} s, which is this server's limit")
-            if kind is None:
-                await error_response(late, scope)(scope, receive, send)
+            await asyncio.wait({task}, timeout=self.seconds)
+            if not task.done() and ON_LATE in scope:
+                scope[ON_LATE](late(self.seconds))
+                await asyncio.wait({task}, timeout=LAST_WORDS_SECONDS)
+            if task.done():
+                task.result()
                 return
-            last = last_event(late, scope["path"]) if kind.startswith(b"text/event-stream") else b""
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        error = http_error(late(self.seconds))
+        if not has_begun:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        last = scope[LAST_EVENT](error) if LAST_EVENT in scope else b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-
-def last_event(error: HttpError, path: str) -> bytes:
-    """The end of a stream that breaks off, in its protocol's shape."""
-    if path.startswith(ANTHROPIC_PATH):
-        return b"event: error\n" + event(anthropic_body(error))
-    return event(error_body(error)) + DONE

@@ -50,8 +50,12 @@ ANTHROPIC_TYPES = {
 }
 
 
+class LateError(TenonError):
+    """A request took longer than the server lets it."""
+
+
 class HttpError(Exception):
-    """An answer other than success. headers: further ones of the answer."""
+    """An answer other than success. headers: further ones of the answer; details: what Anthropic's clients look at."""
 
     def __init__(
         self,
@@ -61,10 +65,11 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+        self.headers, self.details = headers or {}, details
 
 
 def http_error(error: BaseException) -> HttpError:
@@ -73,6 +78,8 @@ def http_error(error: BaseException) -> HttpError:
         return error
     if isinstance(error, RequestError):
         return HttpError(400, error.message, param=error.param)
+    if isinstance(error, LateError):
+        return HttpError(504, error.message)
     if isinstance(error, CapacityError):
         return HttpError(429, error.message, code="overloaded", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, EngineLostError):
@@ -109,7 +116,8 @@ def error_body(error: HttpError) -> dict[str, Any]:
 def anthropic_body(error: HttpError) -> dict[str, Any]:
     """The JSON object of an error in Anthropic's API."""
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": _shown(error)}}
+    told: dict[str, Any] = {"type": kind, "message": _shown(error)}
+    return {"type": "error", "error": told if error.details is None else told | {"details": error.details}}
 
 
 def _shown(error: HttpError) -> str:

@@ -9,15 +9,20 @@ from tenon_platforms.errors import RequestError
 
 
 @contextmanager
-def names_of(names: Mapping[str, str]) -> Iterator[None]:
-    """names: the chat request's -> the API's; others are the same in both."""
+def names_of(names: Mapping[str, str], parts: Mapping[str, str] | None = None) -> Iterator[None]:
+    """names: the chat request's -> the API's; others are the same in both. parts: the same of what fields hold, as it
+    stands in the place that a message begins with."""
     try:
         yield
     except RequestError as error:
         before = error.param or ""
-        if before not in names:
+        after = names.get(before, before)
+        place, space, rest = error.message.partition(" ")
+        if place.startswith(before):
+            place = after + place[len(before) :]
+        for old, new in (parts or {}).items():
+            place = place.replace(old, new)
+        message = place + space + rest
+        if (after, message) == (before, error.message):
             raise
-        message = error.message
-        if message.startswith(before):
-            message = names[before] + message[len(before) :]
-        raise RequestError(message, param=names[before], remedy=error.remedy) from None
+        raise RequestError(message, param=after or None, remedy=error.remedy) from None

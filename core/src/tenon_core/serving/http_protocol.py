@@ -21,6 +21,20 @@ MAX_OWED = 16  # requests of one connection, sent without waiting for the answer
 DEFAULT_HEADER_SECONDS = 10.0
 
 
+class UnchunkedCycle(RequestResponseCycle):
+    """An answer to a client of HTTP/1.0, which knows no chunks: a body without a length ends with its connection."""
+
+    has_length = True
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = None if self.has_length else False
+        elif not self.has_length:
+            self.expected_content_length = len(message.get("body", b""))  # whatever comes
+        await super().send(message)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. header_seconds: set on a subclass by the server's configuration."""
 
@@ -77,6 +91,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         assert self.cycle is not None
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle  # uvicorn makes it; its answer has not begun
         self._owed.append(self.cycle)
         self.flow.resume_reading()  # a client that goes away is noticed by reading alone
 

@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from tenon_platforms.errors import RequestError
 
-from .answer_types import Detokenized, Health, ListedModel, Model, ModelList, Readiness, Tokens, Version
+from .answer_types import Detokenized, Health, Model, ModelList, Readiness, Tokens, Version
 from .answers import installed, json_response
 from .body import read_object
-from .protocol import DetokenizeFields, TokenizeFields, parse
+from .chat import encoded
+from .protocol import ChatFields, DetokenizeFields, TokenizeFields, parse
 from .services import Services, unless_gone
 from .siblings import gathered
 
@@ -46,15 +47,15 @@ def models(services: Services) -> Any:
     """GET /v1/models."""
 
     async def get_models(request: Request) -> Response:
-        facts = services.facts
-        longest = None if facts is None else facts.max_model_len
-        root, created = services.model_names[0], services.created
-        data = [
-            ListedModel(id=name, created=created, root=root, max_model_len=longest) for name in services.model_names
-        ]
-        return json_response(ModelList(data=data))
+        return json_response(ModelList(data=[listed(services, name) for name in services.model_names]))
 
     return get_models
+
+
+def listed(services: Services, name: str) -> Model:
+    """What is said of a name of the model."""
+    longest = None if services.facts is None else services.facts.max_model_len
+    return Model(id=name, created=services.created, root=services.model_names[0], max_model_len=longest)
 
 
 def model(services: Services) -> Any:
@@ -62,7 +63,7 @@ def model(services: Services) -> Any:
 
     async def get_model(request: Request) -> Response:
         name = services.check_model(request.path_params["name"])
-        return json_response(Model(id=name, created=services.created))
+        return json_response(listed(services, name))
 
     return get_model
 
@@ -106,15 +107,9 @@ def tokenize(services: Services) -> Any:
             ids = await unless_gone(request, tokenizer.encode_async(fields.prompt, add_special_tokens=adds))
         else:
             assert fields.messages is not None
-            _, ids = await unless_gone(
-                request,
-                conversation.encode_async(
-                    fields.messages,
-                    add_generation_prompt=fields.add_generation_prompt is not False,
-                    variables=fields.chat_template_kwargs or {},
-                    tools=fields.tools,
-                ),
-            )
+            names = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+            chat = ChatFields(**{name: getattr(fields, name) for name in names})
+            _, ids = await unless_gone(request, encoded(chat, conversation, fields.tools))
         longest = None if services.facts is None else services.facts.max_model_len
         answer = Tokens(count=len(ids), max_model_len=longest, tokens=ids)
         if fields.return_token_strs and (vocabulary := services.vocabulary) is not None:

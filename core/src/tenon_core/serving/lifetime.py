@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.services is not None:
-            self.services.is_draining = True
+            self.services.drain()
         self.was_interrupted |= sig == signal.SIGINT
         super().handle_exit(sig, frame)
 
@@ -267,7 +267,7 @@ class Lifetime:
 
 @asynccontextmanager
 async def also_grpc(app: ASGIApp, services: Services) -> AsyncIterator[None]:
-    """The gRPC server beside what runs inside, where one is asked for. Running calls have time to finish, too."""
+    """The gRPC server beside what runs inside, where one is asked for. Running calls have the same time to finish."""
     if services.config.grpc_port is None:
         yield
         return
@@ -278,7 +278,7 @@ async def also_grpc(app: ASGIApp, services: Services) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await server.stop(services.config.drain_seconds)
+        await server.stop(services.drain_seconds_left)
 
 
 def served_name(model: str) -> str:

@@ -77,6 +77,11 @@ class ScoreFields(PoolingFields):
             return self.queries, self.documents
         raise RequestError("give text_1 and text_2, or queries and documents", param="text_1")
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the sides."""
+        return ("text_1", "text_2") if self.text_1 is not None else ("queries", "documents")
+
 
 class TextDocument(Fields):
     """A document as a map."""

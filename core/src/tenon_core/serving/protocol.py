@@ -250,6 +250,7 @@ class TokenizeFields(Fields):
     messages: Annotated[list[dict[str, Any]], entries(least=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], entries()] | None = None
     return_token_strs: bool | None = None

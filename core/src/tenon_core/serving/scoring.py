@@ -14,6 +14,7 @@ from tenon_core.client.pairs import PoolingPrompt, encode_pairs, encode_text
 from tenon_core.client.pooling_face import check_scores, paired, with_task
 from tenon_core.client.vectors import cosine
 from tenon_core.sampling.pooling import EMBED, PoolingParams
+from tenon_platforms.errors import RequestError
 
 from .answers import Head, json_response, label_of
 from .pooled import PooledCall, check_count, read_call, usage
@@ -29,9 +30,9 @@ def score(services: Services) -> Any:
     async def post_score(request: Request) -> Response:
         call, fields = await read_call(services, request, ScoreFields)
         left, right = fields.sides()
-        for side, name in ((left, "text_1"), (right, "text_2")):
+        for side, name in zip((left, right), fields.names, strict=True):
             check_count(1 if isinstance(side, str) else len(side), call.facts, name)
-        scores, requests = await scored(call, paired(left, right), fields.params(None))
+        scores, requests = await scored(call, paired(left, right), fields.params(None), fields.names)
         head = Head(id=f"score-{label_of(request)}", object="list", model=call.model)
         data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
         return json_response({**head.whole(), "data": data, "usage": usage(requests)})
@@ -47,7 +48,8 @@ def rerank(services: Services) -> Any:
         check_count(len(fields.documents), call.facts, "documents")
         texts = [one if isinstance(one, str) else one.text for one in fields.documents]
         pairs = [(fields.query, text) for text in texts]
-        scores, requests = await scored(call, pairs, fields.params(None), per_document=fields.max_tokens_per_doc)
+        names = ("query", "documents")
+        scores, requests = await scored(call, pairs, fields.params(None), names, fields.max_tokens_per_doc)
         order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
         results: list[dict[str, Any]] = []
         for index in order[: fields.top_n or None]:
@@ -63,9 +65,10 @@ def rerank(services: Services) -> Any:
 
 
 async def scored(
-    call: PooledCall, pairs: Pairs, params: PoolingParams, *, per_document: int | None = None
+    call: PooledCall, pairs: Pairs, params: PoolingParams, names: tuple[str, str], per_document: int | None = None
 ) -> tuple[list[float], list[ActiveRequest]]:
-    """Each pair's score, and the requests that were run for them. per_document: tokens kept of each right text."""
+    """Each pair's score, and the requests that were run for them. names: of the fields that the left and the right
+    texts came in; per_document: tokens kept of each right text. Raises `RequestError`."""
     keep = call.keep(params)
     is_cut = keep is not None or per_document is not None
     if call.pooling.is_scorer:
@@ -92,6 +95,9 @@ async def scored(
             if per_document is not None and text in right:
                 most = per_document if keep is None else min(keep, per_document)
             found.append(encode_text(call.tokenizer, text, call.facts, keep=most))
+            if not found[-1].ids:
+                name = names[text in right]
+                raise RequestError(f"{name} holds a text without tokens: {text!r:.80}", param=name)
         return found
 
     prompts = await unless_gone(call.request, call.beside(encode_texts, texts, is_cut=is_cut))

@@ -55,7 +55,7 @@ class Services:
     parsers: Parsers = field(default_factory=Parsers)
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     traces: Traces | None = None
-    is_draining: bool = False
+    draining_since: float | None = None  # by the monotonic clock
     siblings: tuple[Path, ...] = ()  # sockets of the other API processes, for their metrics
     responses: ResponseStore = field(init=False)
     shares: ResponseShares = field(default_factory=ResponseShares)  # with the other API processes
@@ -70,6 +70,22 @@ class Services:
         """Hold on to work that outlives its HTTP request."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def drain(self) -> None:
+        """Take no more requests; those that run have `--drain-seconds` from now, of whatever protocol."""
+        if self.draining_since is None:
+            self.draining_since = time.monotonic()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server ends."""
+        return self.draining_since is not None
+
+    @property
+    def drain_seconds_left(self) -> float:
+        """What running requests still have of it."""
+        gone = 0.0 if self.draining_since is None else time.monotonic() - self.draining_since
+        return max(0.0, self.config.drain_seconds - gone)
 
     @property
     def is_ready(self) -> bool:

@@ -14,6 +14,7 @@ from .errors import HttpError, error_body, http_error
 
 DONE = b"data: [DONE]\n\n"
 ENCODER = msgspec.json.Encoder()
+LAST_EVENT = "tenon.last_event"  # in a scope: an error as the end of the stream that answers it
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -58,11 +59,18 @@ class Stream(StreamingResponse):
     leave its work running.
     """
 
-    def __init__(self, body: AsyncIterator[bytes], headers: Mapping[str, str], release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        body: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        release: Callable[[], None],
+        last: Callable[[HttpError], bytes],
+    ) -> None:
         super().__init__(body, media_type="text/event-stream", headers=headers)
-        self.release = release
+        self.release, self.last = release, last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[LAST_EVENT] = self.last
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -82,7 +90,7 @@ def stream_response(
     release: ends the work behind the pieces; called once the response is over, however it ended.
     """
     body = guarded(pieces, tell, end)
-    return Stream(body, {**HEADERS, **(headers or {})}, release)
+    return Stream(body, {**HEADERS, **(headers or {})}, release, lambda error: tell(error) + end)
 
 
 async def guarded(

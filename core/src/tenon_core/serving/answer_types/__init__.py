@@ -11,6 +11,7 @@ from .responses import (
     DeletedResponse,
     IncompleteDetails,
     InputItems,
+    InputTokens,
     OutputCall,
     OutputMessage,
     OutputReasoning,
@@ -20,7 +21,7 @@ from .responses import (
     ResponseError,
     ResponseUsage,
 )
-from .server import Detokenized, EngineAnswer, Health, ListedModel, Model, ModelList, Readiness, Tokens, Version
+from .server import Detokenized, EngineAnswer, Health, Model, ModelList, Readiness, Tokens, Version
 from .texts import (
     CachedTokens,
     CalledFunction,
@@ -82,9 +83,9 @@ __all__ = [
     "Health",
     "IncompleteDetails",
     "InputItems",
+    "InputTokens",
     "Label",
     "ListAnswer",
-    "ListedModel",
     "MessageAnswer",
     "MessageErrorAnswer",
     "MessageErrorDetail",

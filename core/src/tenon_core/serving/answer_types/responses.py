@@ -112,6 +112,13 @@ class ResponseAnswer(Answer):
     metadata: dict[str, str]
 
 
+class InputTokens(Answer):
+    """Of a request that is not run."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class DeletedResponse(Answer):
     """It is forgotten."""
 

@@ -31,26 +31,24 @@ class Version(Answer):
 
 
 class Model(Answer):
-    """A name under which the model is served. created: when the server started, in seconds since 1970."""
+    """A name under which the model is served. created: when the server started, in seconds since 1970.
+
+    max_model_len: tokens, null before the engine has said it.
+    """
 
     id: str
     created: int
+    root: str
+    max_model_len: int | None
+    parent: None = None
     object: ModelObject = "model"
     owned_by: Literal["tenon"] = "tenon"
-
-
-class ListedModel(Model, kw_only=True):
-    """The same in the list. max_model_len: tokens, null before the engine has said it."""
-
-    root: str
-    parent: None = None
-    max_model_len: int | None
 
 
 class ModelList(Answer):
     """All names."""
 
-    data: list[ListedModel]
+    data: list[Model]
     object: Literal["list"] = "list"
 
 

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 from tenon_platforms.errors import RequestError
 
 from ..closed import Fields, entries
+from ..errors import HttpError
 from ..protocol import ChatFields, Number, parse
 from .message_content import as_messages
 
@@ -26,6 +27,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "mcp_servers": (None, []),
     "context_management": (None, {}, {"edits": []}),
     "diagnostics": (None,),
+    "thread": (None,),
     "inference_geo": (None,),
     "speed": (None, "standard"),
     "user_profile_id": (None,),
@@ -36,8 +38,11 @@ NAMES = {
     "stop": "stop_sequences",
     "max_completion_tokens": "max_tokens",
     "prompt": "messages",
-    "thinking_token_budget": "thinking",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
 }
+PARTS = {".function.parameters": ".input_schema", ".function.": "."}  # of tools
 # Variables by which templates turn thinking on and off.
 SWITCHES = ("enable_thinking", "thinking")
 LEAST_BUDGET = 1024
@@ -127,8 +132,23 @@ class MessageFields(CountFields):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
+def check_thread(body: Mapping[str, Any]) -> None:
+    """Refuse `thread` as Anthropic's clients know it: they ask for one unbidden, and then send the messages without.
+
+    Raises `HttpError`.
+    """
+    if body.get("thread") is not None:
+        raise HttpError(
+            400,
+            "thread: this server keeps no threads of messages; leave it out and send all messages",
+            param="thread",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        )
+
+
 def parsed(body: Mapping[str, Any]) -> tuple[MessageFields, dict[str, Any]]:
-    """(the API's own fields, those beyond it). Raises `RequestError`."""
+    """(the API's own fields, those beyond it). Raises `RequestError`, `HttpError`."""
+    check_thread(body)
     further = {name: body[name] for name in EXTENSIONS if body.get(name) is not None}
     fields = parse(MessageFields, {name: one for name, one in body.items() if name not in EXTENSIONS}, NOT_YET)
     thinking = fields.thinking

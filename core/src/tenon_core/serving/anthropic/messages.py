@@ -10,14 +10,13 @@ from starlette.responses import Response
 from ..answer_types import TokenCount
 from ..answers import Head, json_response, new_label
 from ..body import read_object
-from ..chat import begin, encoded
+from ..chat import begin, counted
 from ..field_names import names_of
 from ..protocol import parse
 from ..services import Services, unless_gone
 from ..sse import stream_response
-from ..tool_use import reading_of
 from .message_events import error_event, events, with_pings
-from .message_fields import NAMES, NOT_YET, CountFields, as_chat, parsed
+from .message_fields import NAMES, NOT_YET, PARTS, CountFields, as_chat, check_thread, parsed
 from .message_run import MessageRun
 
 PING_SECONDS = 10.0  # of silence
@@ -31,7 +30,7 @@ def create(services: Services) -> Any:
         body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
         fields, further = parsed(body)
         head = Head(id=f"msg_{new_label()}", object="message", model=services.check_model(fields.model))
-        with names_of(NAMES):
+        with names_of(NAMES, PARTS):
             marks = services.parsers.reasoning is not None or services.parsers.channels is not None
             chat = as_chat(fields, further, template_variables(services), marks_thoughts=marks)
             run = MessageRun(call=await begin(request, services, chat, head, is_clamped=True), limit=fields.max_tokens)
@@ -61,14 +60,12 @@ def count(services: Services) -> Any:
     async def post_count(request: Request) -> Response:
         config = services.config
         body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        check_thread(body)
         fields = parse(CountFields, body, NOT_YET)
         services.check_model(fields.model)
-        _, conversation = services.ready_tokenizer()
-        with names_of(NAMES):
+        with names_of(NAMES, PARTS):
             chat = as_chat(fields, {}, template_variables(services))
-            reading = reading_of(chat, services.parsers, lets_choose=config.enable_auto_tool_choice)
-            _, ids = await unless_gone(request, encoded(chat, conversation, reading.tools))
-        return json_response(TokenCount(input_tokens=len(ids)))
+            return json_response(TokenCount(input_tokens=await counted(request, services, chat)))
 
     return post_count
 

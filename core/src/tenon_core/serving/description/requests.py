@@ -52,6 +52,7 @@ CHAT = Body(model=ChatFields)
 RESPONSE = Body(
     model=response_fields.ResponseFields, not_yet=response_fields.NOT_YET, further=response_fields.EXTENSIONS
 )
+INPUT_TOKENS = Body(model=response_fields.InputTokenFields, not_yet=response_fields.NOT_YET)
 MESSAGE = Body(model=message_fields.MessageFields, not_yet=message_fields.NOT_YET, further=message_fields.EXTENSIONS)
 COUNT = Body(model=message_fields.CountFields, not_yet=message_fields.NOT_YET)
 EMBEDDING = Body(model=EmbeddingFields)
@@ -62,7 +63,8 @@ RERANK = Body(model=RerankFields)
 TOKENIZE = Body(model=TokenizeFields)
 DETOKENIZE = Body(model=DetokenizeFields)
 BODIES = (
-    COMPLETION, CHAT, RESPONSE, MESSAGE, COUNT, EMBEDDING, POOLING, CLASSIFY, SCORE, RERANK, TOKENIZE, DETOKENIZE,
+    COMPLETION, CHAT, RESPONSE, INPUT_TOKENS, MESSAGE, COUNT, EMBEDDING, POOLING, CLASSIFY, SCORE, RERANK, TOKENIZE,
+    DETOKENIZE,
 )  # fmt: skip
 
 

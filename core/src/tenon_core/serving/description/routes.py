@@ -56,6 +56,7 @@ DESCRIBED: dict[str, Described] = {
     ),
     "POST /v1/messages/count_tokens": _posted("The tokens of a prompt", requests.COUNT, answers.TokenCount),
     "POST /v1/responses": _posted("A response", requests.RESPONSE, answers.ResponseAnswer, Any),
+    "POST /v1/responses/input_tokens": _posted("The tokens of a prompt", requests.INPUT_TOKENS, answers.InputTokens),
     "GET /v1/responses/{identity}": Described(
         summary="A stored response",
         answer=answers.ResponseAnswer,

@@ -40,10 +40,11 @@ NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
     "prompt": "input",
-    "response_format": "text",
-    "verbosity": "text",
-    "reasoning_effort": "reasoning",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+    "reasoning_effort": "reasoning.effort",
 }
+PARTS = {".function.": "."}  # of tools
 INCLUDES = Literal[
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
@@ -88,29 +89,34 @@ class StreamChoices(Fields):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseFields(Fields):
-    """The request. Values' ranges are the chat request's own."""
+class InputTokenFields(Fields):
+    """POST /v1/responses/input_tokens: what a prompt is made of."""
 
     model: str | None = Field(None, max_length=1024)
     input: str | Annotated[list[dict[str, Any]], entries()] | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # of tools that run here: there are none
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_logprobs: int | None = None
     tools: Annotated[list[dict[str, Any]], entries()] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[list[INCLUDES], entries(64)] | None = None
     previous_response_id: str | None = Field(None, max_length=256)
+    truncation: str | None = Field(None, max_length=64)
+
+
+class ResponseFields(InputTokenFields):
+    """The request. Values' ranges are the chat request's own."""
+
+    max_output_tokens: int | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # of tools that run here: there are none
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: int | None = None
+    include: Annotated[list[INCLUDES], entries(64)] | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
     stream_options: StreamChoices | None = None
-    truncation: str | None = Field(None, max_length=64)
     metadata: Labels | None = None
     user: str | None = Field(None, max_length=LABEL)
     safety_identifier: str | None = Field(None, max_length=LABEL)

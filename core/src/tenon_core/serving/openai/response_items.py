@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tenon_core.client.turns import arguments_of
 from tenon_platforms.errors import RequestError
 
 from ..answers import new_label
@@ -26,6 +27,11 @@ FIELDS = {
     "function_call_output": {"call_id", "output", "name"} | _LABELS,
     "reasoning": {"summary", "content", "encrypted_content"} | _LABELS,
 }
+
+
+def new_id(kind: str) -> str:
+    """Of an item that comes without one."""
+    return f"{PREFIXES[kind]}_{new_label()}"
 
 
 def checked_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -49,7 +55,7 @@ def _checked(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     if unknown is not None:
         raise refusal(f"{where} has {unknown!r:.80}, which is no field of a {kind}")
     identity = item.get("id")
-    identity = f"{PREFIXES[kind]}_{new_label()}" if identity is None else _text(f"{where}.id", identity, MAX_ID)
+    identity = new_id(kind) if identity is None else _text(f"{where}.id", identity, MAX_ID)
     found = {"status": "completed", **{key: one for key, one in item.items() if one is not None}}
     found |= {"id": identity, "type": kind}
     _CHECKS[kind](where, found)
@@ -70,6 +76,10 @@ def _call(where: str, item: dict[str, Any]) -> None:
     _text(f"{where}.name", item.get("name"), MAX_ID)
     if not isinstance(item.get("arguments"), str):
         raise refusal(f"{where}.arguments is {item.get('arguments')!r:.80}: expected the JSON text of an object")
+    try:
+        arguments_of(f"{where}.arguments", item["arguments"])
+    except RequestError as error:
+        raise refusal(error.message) from None
 
 
 def _output(where: str, item: dict[str, Any]) -> None:

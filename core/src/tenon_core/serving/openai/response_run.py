@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tenon_core.client.samples import SampleDelta
-from tenon_core.engine.messages import TokenLogprobs
+from tenon_core.engine.messages import Finished, FinishReason, TokenLogprobs
 from tenon_platforms.errors import TenonError
 
 from ..blocks import Block, Blocks, Change, Kind
@@ -22,9 +22,11 @@ from ..errors import HttpError, http_error
 from ..logprobs import chat_logprobs
 from ..response_store import Item, ResponseStore, Stored, as_items
 from .response_fields import ResponseFields
+from .response_items import new_id
 
 PREFIXES = {Kind.TEXT: "msg", Kind.THOUGHT: "rs", Kind.CALL: "fc"}
 ENDED = "completed"
+BROKEN_OFF = ("cancelled", "failed")
 FAILED_CODE, LIMIT_CODE = "server_error", "rate_limit_exceeded"
 
 
@@ -50,6 +52,7 @@ class Run:
     incomplete: str | None = None
     error: HttpError | None = None
     num_thought: int = 0  # tokens
+    is_read_beside: bool = False  # whether a thread reads a long text
 
     def __post_init__(self) -> None:
         self.blocks = Blocks(prefixes=PREFIXES, label=self.id.partition("_")[2])
@@ -83,7 +86,9 @@ class Run:
         if self.fields.has_logprobs or len(delta.text) < LONG_TEXT:
             changes, reason = self._read(delta)
         else:
+            self.is_read_beside = True
             changes, reason = await asyncio.to_thread(self._read, delta)
+            self.is_read_beside = False
         if reason is not None:
             changes += self.blocks.end()
             is_cut = reason == "length"
@@ -98,10 +103,18 @@ class Run:
         if self.fields.has_logprobs:
             for part, position in zip_longest(delta.parts, delta.logprobs):
                 events, _ = reading.events(delta.index, part or "", None)
-                changes += self.blocks.take(events, () if position is None else ((part or "", position),))
+                if position is not None and not part and position.token_id in self.silent_ids:
+                    position = None
+                changes += self.blocks.take(events, part or "", position)
             text = ""
         events, reason = reading.events(delta.index, text, delta.finish_reason)
         return changes + self.blocks.take(events), reason
+
+    @property
+    def silent_ids(self) -> frozenset[int]:
+        """Tokens that are in no text, unlike those that have none as they are the beginning of a character."""
+        vocabulary = self.chat.services.vocabulary
+        return frozenset() if vocabulary is None else vocabulary.special_ids
 
     async def _count_thought(self) -> None:
         """The tokens of what was thought: as many as its text has."""
@@ -114,14 +127,29 @@ class Run:
     def _end(self, status: str) -> None:
         if self.status != "in_progress":
             return
+        if status in BROKEN_OFF and not self.fields.stream and not self.is_read_beside:
+            self._gather()
         self.status, self.completed = status, int(time.time())
         if self.is_stored and self.store.get(self.owner, self.id) is not None:
             self.is_stored = self.store.put(self.owner, self.stored())
+
+    def _gather(self) -> None:
+        """Read what came and was not told, as nobody listened: what breaks off has all of it."""
+        for sample in self.chat.request.samples:
+            if not sample.is_finished:
+                sample.finish(Finished(key=sample.key, reason=FinishReason.ABORT))
+            elif not sample.num_untold:
+                continue
+            self._read(sample.take_delta())
 
     def cancel(self) -> None:
         """End it where it stands."""
         self.chat.work.stop(CancelledError("the response was cancelled"))
         self._end("cancelled")
+
+    def expire(self, error: TenonError) -> None:
+        """Let it fail where it stands, and say so."""
+        self.chat.work.stop(error)
 
     def leave(self) -> None:
         """End what still runs: the client went away, if this is not the end."""
@@ -153,8 +181,11 @@ class Run:
 
     def item(self, block: Block) -> dict[str, Any]:
         """One block as an item, as far as it has come."""
-        is_cut = block is self.blocks.blocks[-1] and self.incomplete is not None
-        status = ("incomplete" if is_cut else ENDED) if block.is_ended else "in_progress"
+        is_broken = self.incomplete is not None or self.status in BROKEN_OFF
+        if block is self.blocks.blocks[-1] and is_broken:
+            status = "incomplete"
+        else:
+            status = ENDED if block.is_ended else "in_progress"
         found: dict[str, Any] = {"id": block.id, "type": "", "status": status}
         if block.kind is Kind.CALL:
             return found | {
@@ -239,5 +270,9 @@ def failure(error: HttpError) -> dict[str, Any]:
 
 
 def conversation_of(earlier: Iterable[Item], items: Sequence[dict[str, Any]]) -> tuple[Item, ...]:
-    """All that is input: what came before and what came with this request."""
-    return (*earlier, *as_items(items))
+    """All that is input: what came before and what came with this request, each item with an id of its own."""
+    found = dict(earlier)
+    for one in items:
+        kept = one if one["id"] not in found else {**one, "id": new_id(one["type"])}
+        found.update(as_items([kept]))
+    return tuple(found.items())

@@ -12,18 +12,20 @@ from starlette.responses import Response
 
 from tenon_platforms.errors import RequestError, TenonError
 
-from ..answer_types import DeletedResponse
+from ..answer_types import DeletedResponse, InputTokens
 from ..answers import Head, json_response
 from ..body import read_object
-from ..chat import begin
+from ..chat import begin, counted
+from ..deadline import ON_LATE, late
 from ..errors import HttpError
 from ..field_names import names_of
+from ..protocol import parse
 from ..response_shares import History
 from ..response_store import Item, Stored
 from ..services import Services, unless_gone
 from ..sse import stream_response
 from .response_events import error_event, events
-from .response_fields import NAMES, ResponseFields, as_chat, parsed
+from .response_fields import NAMES, NOT_YET, PARTS, InputTokenFields, ResponseFields, as_chat, parsed
 from .response_items import checked_items, refusal
 from .response_run import Run, conversation_of
 
@@ -42,7 +44,7 @@ def create(services: Services) -> Any:
         if fields.stream:
             return await streamed(request, run)
         if fields.background:
-            services.keep(asyncio.get_running_loop().create_task(in_background(run)))
+            services.keep(asyncio.get_running_loop().create_task(in_background(run, config.request_timeout)))
         else:
             await unless_gone(request, run.finish())
         return json_response(run.response())
@@ -59,29 +61,55 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
         raise RequestError("this server stores no responses (--max-stored-responses 0)", param="store")
     if fields.background:
         store.check_room(owner)
-    earlier = await history(services, owner, fields.previous_response_id)
-    items = [
-        await resolved(services, owner, one) for one in checked_items(fields.input if fields.input is not None else [])
-    ]
+    earlier, items = await read_input(services, owner, fields)
     head = Head(id=services.shares.new_id(), object="response", model=services.check_model(fields.model))
-    kept = conversation_of(earlier, items)
-    with names_of(NAMES):
-        conversation = [msgspec.json.decode(data) for _, data in earlier] + items
-        chat = await begin(request, services, as_chat(fields, further, conversation), head)
+    with names_of(NAMES, PARTS):
+        chat = await begin(request, services, as_chat(fields, further, whole(earlier, items)), head)
     run = Run(
         id=head.id,
         owner=owner,
         fields=fields,
         chat=chat,
         store=store,
-        conversation=kept,
+        conversation=conversation_of(earlier, items),
         is_stored=store.is_on and fields.store is not False,
     )
+    request.scope[ON_LATE] = run.expire
     run.begin_storing()
     if fields.background and not run.is_stored:
         chat.work.abort()
         raise RequestError("the conversation is larger than what this server stores of one key", param="input")
     return run
+
+
+async def read_input(
+    services: Services, owner: str, fields: ResponseFields
+) -> tuple[tuple[Item, ...], list[dict[str, Any]]]:
+    """(the items of the response that this one follows, those of this request). Raises `RequestError`."""
+    earlier = await history(services, owner, fields.previous_response_id)
+    given = checked_items(fields.input if fields.input is not None else [])
+    return earlier, [await resolved(services, owner, one) for one in given]
+
+
+def whole(earlier: tuple[Item, ...], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation's items."""
+    return [*(msgspec.json.decode(data) for _, data in earlier), *items]
+
+
+def count(services: Services) -> Any:
+    """POST /v1/responses/input_tokens: of the same request, how many tokens the model would read."""
+
+    async def post_input_tokens(request: Request) -> Response:
+        config = services.config
+        body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
+        parse(InputTokenFields, body, NOT_YET)
+        fields, further = parsed(body)
+        services.check_model(fields.model)
+        with names_of(NAMES, PARTS):
+            chat = as_chat(fields, further, whole(*await read_input(services, owner_of(request), fields)))
+            return json_response(InputTokens(input_tokens=await counted(request, services, chat)))
+
+    return post_input_tokens
 
 
 async def history(services: Services, owner: str, identity: str | None) -> tuple[Item, ...]:
@@ -129,12 +157,16 @@ async def streamed(request: Request, run: Run) -> Response:
     return stream_response(events(run, run.chat.interval), headers, release=run.leave, tell=error_event, end=b"")
 
 
-async def in_background(run: Run) -> None:
-    """Run to the end; the response itself tells what went wrong."""
+async def in_background(run: Run, seconds: float) -> None:
+    """Run to the end; the response itself tells what went wrong. seconds: the longest that it may take, 0: no end."""
+    timer = asyncio.get_running_loop().call_later(seconds, run.expire, late(seconds)) if seconds else None
     try:
         await run.finish()
     except TenonError:
         return
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def owner_of(request: Request) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 CONTENT, REASONING = "content", "reasoning"
+Span = tuple[int, int]  # letters of all that was read, from the first to before the second
 
 
 @dataclass(slots=True)
 class TextDelta:
-    """More of the answer (kind `CONTENT`) or of what was thought before it (`REASONING`)."""
+    """More of the answer (kind `CONTENT`) or of what was thought before it (`REASONING`). spans: where it was read."""
 
     kind: str
     text: str
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ def folded(events: list[Event]) -> list[Event]:
         first, *rest = run
         if isinstance(first, TextDelta):
             first.text += "".join(one.text for one in rest if isinstance(one, TextDelta))
+            first.spans += (span for one in rest if isinstance(one, TextDelta) for span in one.spans)
         else:
             first.arguments += "".join(one.arguments for one in rest if isinstance(one, CallDelta))
         found.append(first)

@@ -58,6 +58,7 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
         self.place = 0
+        self.num_before = 0  # letters that came before `text`
         self.is_ended = False
         self.work = 0
         self._held: list[str] | None = None
@@ -65,6 +66,7 @@ class Reader:
 
     def feed(self, text: str) -> None:
         """Add a piece."""
+        self.num_before += self.place
         self.text = self.text[self.place :] + text
         self.place = 0
 

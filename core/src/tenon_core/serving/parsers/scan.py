@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .events import CONTENT, REASONING, CallDelta, Event, TextDelta
+from .events import CONTENT, REASONING, CallDelta, Event, Span, TextDelta
 from .reader import MalformedError, Reader
 
 COMMIT = 512  # letters of arguments
@@ -33,9 +33,35 @@ class Trimmed:
         self.kind = kind
         self.blank = ""
         self.has_text = False
+        self._spans: list[Span] = []  # of what came and was neither shown nor dropped
 
-    def take(self, text: str, *, drops_lead: bool) -> str:
-        """What is certain to be shown of the text so far."""
+    def take(self, text: str, end: int, *, drops_lead: bool) -> list[TextDelta]:
+        """What is certain to be shown of the text so far. end: the letters read up to the text's end."""
+        first = end - len(text)
+        if self._spans and self._spans[-1][1] == first:
+            first = self._spans.pop()[0]
+        self._spans.append((first, end))
+        shown = self._shown(text, drops_lead=drops_lead)
+        self._skip(sum(last - first for first, last in self._spans) - len(shown) - len(self.blank))
+        return [TextDelta(self.kind, shown, self._skip(len(shown)))] if shown else []
+
+    def rest(self) -> list[TextDelta]:
+        """What was held back, at the end."""
+        return [TextDelta(self.kind, self.blank, self._spans)] if self.blank else []
+
+    def _skip(self, count: int) -> list[Span]:
+        """Take the first letters' spans out."""
+        found: list[Span] = []
+        while count > 0:
+            first, last = self._spans.pop(0)
+            if last - first > count:
+                self._spans.insert(0, (first + count, last))
+                last = first + count
+            count -= last - first
+            found.append((first, last))
+        return found
+
+    def _shown(self, text: str, *, drops_lead: bool) -> str:
         body = text.rstrip()
         self.blank += text if not body else ""
         shown = ""
@@ -84,16 +110,13 @@ class Scan(Reader):
 
     def content(self, text: str) -> None:
         """A part of the answer."""
-        shown = self._content.take(text, drops_lead=self.had_reasoning or self.num_calls > 0)
-        if shown:
-            self.events.append(TextDelta(CONTENT, shown))
+        drops_lead = self.had_reasoning or self.num_calls > 0
+        self.events += self._content.take(text, self.num_before + self.place, drops_lead=drops_lead)
 
     def reasoning(self, text: str) -> None:
         """A part of what was thought."""
         self.had_reasoning = True
-        shown = self._reasoning.take(text, drops_lead=True)
-        if shown:
-            self.events.append(TextDelta(REASONING, shown))
+        self.events += self._reasoning.take(text, self.num_before + self.place, drops_lead=True)
 
     @property
     def has_content(self) -> bool:
@@ -102,8 +125,8 @@ class Scan(Reader):
 
     def flush(self) -> None:
         """The end: white space that ends a plain answer is part of it."""
-        if not self.num_calls and self._content.blank and (self._content.has_text or not self.had_reasoning):
-            self.events.append(TextDelta(CONTENT, self._content.blank))
+        if not self.num_calls and (self._content.has_text or not self.had_reasoning):
+            self.events += self._content.rest()
         self._content.blank = ""
 
     # calls

@@ -215,7 +215,8 @@ async def _abort(context: Context, call: Call, found: Mapping[str, Any]) -> NoRe
         context.set_trailing_metadata((("retry-after", call.answer_headers["retry-after"]),))
     code = CODES.get(call.status, grpc.StatusCode.INTERNAL)
     if call.status == 200:  # it broke off in the middle
-        code = grpc.StatusCode.UNAVAILABLE if error.get("code") == "engine_lost" else grpc.StatusCode.INTERNAL
+        is_lost = error.get("code") == "engine_lost"
+        code = grpc.StatusCode.UNAVAILABLE if is_lost else CODES.get(error.get("code", 0), grpc.StatusCode.INTERNAL)
     await context.abort(code, str(error.get("message") or "the call failed"))
     raise AssertionError
 
