@@ -105,7 +105,7 @@ bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool e
                 attend(row, query.data() + at, row.length - row.count + q + 1, kv_heads, h / (heads / kv_heads), dim, static_cast<double>(scale), exact.data(), sizes.data());
                 for (int d = 0; d < dim; ++d) {
                     // half a step of bfloat16 and what scores of up to 2 * 2 * dim / sqrt(dim) lose in float32; with AMX half a step of every weight too
-                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = emulated || tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 512 : 0;
+                    const double found = value_of(output[at + static_cast<size_t>(d)]), rounded = emulated || tenon_cpu_isa() == 4 ? sizes[static_cast<size_t>(d)] / 256 : 0;
                     const double allowed = std::fabs(exact[static_cast<size_t>(d)]) / 256 + rounded + 1e-4;
                     if (std::fabs(found - exact[static_cast<size_t>(d)]) <= allowed) continue;
                     std::fprintf(stderr, "isa %d, emulated tiles %d, %d heads of %d: attention of row %d, query %d, head %d at %d is %g, not %g\n", tenon_cpu_isa(), emulated, heads, dim,

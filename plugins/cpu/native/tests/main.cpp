@@ -280,6 +280,7 @@ void attention_is_right_at_shapes(bool emulated) {
     for (const int block_size : {16, 48, 64}) EXPECT(attention_is_right(4, 2, 64, block_size, emulated));
     EXPECT(attention_is_right(2, 2, 160, 32, emulated));
     EXPECT(attention_is_right(71, 1, 32, 64, emulated));
+    EXPECT(attention_is_right(16, 2, 64, 32, emulated));
 }
 
 int main() {

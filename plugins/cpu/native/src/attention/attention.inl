@@ -411,7 +411,19 @@ static void run_unit(const AttentionParams& p, int row_index, const Unit& unit, 
     }
 }
 
-template <class P, class T, class KV>
+// Tiles pay where sixteen rows are used well: a decode row of a small group waits for memory, with vectors as with tiles.
+template <class T, class KV>
+static void run_any_unit(const AttentionParams& p, int row_index, const Unit& unit, int index, const UnitMemory& memory, const Unit* next) {
+#ifdef TENON_TILES
+    if constexpr (IsPaired<T>::value && IsPaired<KV>::value) {
+        const bool is_small = unit.row->splits_keys && p.heads / p.kv_heads < 8;
+        if (p.dim % 32 == 0 && !is_small) return run_unit<TileProducts, T, KV>(p, row_index, unit, index, memory, next);
+    }
+#endif
+    run_unit<Products<T, KV>, T, KV>(p, row_index, unit, index, memory, next);
+}
+
+template <class T, class KV>
 static void attend(const AttentionParams& p, int thread, float* scratch) {
     const int most_rows = unit_rows(p.heads / p.kv_heads);
     const UnitMemory memory{scratch, scratch + most_rows * p.dim, scratch + 2 * most_rows * p.dim,
@@ -434,24 +446,21 @@ static void attend(const AttentionParams& p, int thread, float* scratch) {
         const bool follows = at.row < num_rows && rows[at.row].splits_keys && rows[at.row].length > 0;
         const Unit unit = unit_of(p, rows[now.row], now.kv_head, now.unit);
         const Unit next = follows ? unit_of(p, rows[at.row], at.kv_head, at.unit) : unit;
-        run_unit<P, T, KV>(p, now.row, unit, now.unit, memory, follows ? &next : nullptr);
+        run_any_unit<T, KV>(p, now.row, unit, now.unit, memory, follows ? &next : nullptr);
     }
 }
 
 template <class T>
 static void attend_of(const AttentionParams& p, int thread, float* scratch) {
     switch (p.kv_type) {
-        case 0: return attend<Products<T, float>, T, float>(p, thread, scratch);
-        case 1: return attend<Products<T, BF16>, T, BF16>(p, thread, scratch);
-        default: return attend<Products<T, F16>, T, F16>(p, thread, scratch);
+        case 0: return attend<T, float>(p, thread, scratch);
+        case 1: return attend<T, BF16>(p, thread, scratch);
+        default: return attend<T, F16>(p, thread, scratch);
     }
 }
 
 // The units of one thread of the plan. scratch: attention_scratch(p) floats of this thread's own.
 static void attention(const AttentionParams& p, int thread, float* scratch) {
-#ifdef TENON_TILES
-    if (p.type == 1 && p.kv_type == 1 && p.dim % 32 == 0) return attend<TileProducts, BF16, BF16>(p, thread, scratch);
-#endif
     switch (p.type) {
         case 0: return attend_of<float>(p, thread, scratch);
         case 1: return attend_of<BF16>(p, thread, scratch);
