@@ -56,4 +56,3 @@ class Deadline:
             return
         last = scope[LAST_EVENT](error) if LAST_EVENT in scope else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
-
