@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, sequence_key
+from tenon_core.sampling.guidance_backend import GuidancePlace
 from tenon_core.sampling.structured import StructuredOutputs
 from tenon_platforms.errors import RequestError
 
@@ -122,6 +123,22 @@ def test_what_does_not_compile_ends_its_request_alone(build_tiny: Build) -> None
     assert outcome.reason(0) is FinishReason.LENGTH
     for sample in (0, 1):
         assert outcome.finished[sequence_key(1, sample)].kind == "RequestError"
+
+
+@pytest.mark.parametrize("method", ["fill", "advance"])
+def test_what_a_grammar_s_library_raises_ends_its_request_alone(
+    method: str, build_tiny: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*_: Any) -> None:
+        raise KeyError("lark_grammar")
+
+    plain = request(0, [5, 6, 7])
+    alone = drive(built(build_tiny, "reference"), [plain])
+    monkeypatch.setattr(GuidancePlace, method, stumble)
+    outcome = drive(built(build_tiny, "reference"), [plain, request(1, [1, 2], structured_outputs=WORD, **LONG)])
+    end = outcome.finished[sequence_key(1, 0)]
+    assert (end.kind, end.message) == ("RequestError", "structured_outputs is not usable: KeyError")
+    assert outcome.of(0) == alone.of(0)
 
 
 def test_aborted_while_compiling(build_tiny: Build) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,18 @@ def test_lark_and_gbnf_are_told_apart(grammar: str) -> None:
     check(wanted)
     made = vocabulary()[0].compile(wanted)
     assert is_whole(made.fork(), "7") and not is_whole(made, "x")
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_grammar_of_the_library_s_own_json_is_refused(blank: str) -> None:
+    """It would bring schemas that nobody has looked at, and several grammars at once."""
+    for inner in ({"json_schema": {"const": "a"}}, {"lark_grammar": 'start: "a"'}):
+        wanted = StructuredOutputs(grammar=blank + json.dumps({"grammars": [inner, inner]}))
+        with pytest.raises(RequestError, match="grammar is JSON"):
+            check(wanted)
+
+
+def test_a_schema_s_lone_surrogate() -> None:
+    wanted = StructuredOutputs(json='{"enum": ["\\ud800", "b"]}')
+    with suppress(RequestError):
+        check(wanted)

@@ -1,7 +1,8 @@
 """The native attention against float64, on every instruction set of this CPU, over ragged batches and poisoned blocks.
 
 The tolerance is derived: inputs are rounded to the cache's type before the truth is computed, so what remains is
-float32 summation (n terms: n * 2^-24, relative to the sums of magnitudes) and the exponential's 2^-21.
+float32 summation (n terms: n * 2^-24, relative to the sums of magnitudes) and the exponential's 2^-21, and half a step
+of bfloat16 where tiles have the softmax's weights so.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tenon_cpu import native
-from tenon_cpu.native_attention import NativeAttention, refuses
+from tenon_cpu.native_attention import NativeAttention, has_tiles, refuses
+from tenon_cpu.ops.native_weights import Packer
+from tenon_cpu.ops.offers import register_native
 from tenon_platforms.batch import GQAInputs
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.table import OpTable
 from tenon_platforms.torch_dtypes import to_torch
 
 pytestmark = [pytest.mark.unit, pytest.mark.skipif(native.library() is None, reason="no native library")]
@@ -106,7 +110,8 @@ def check(
         wanted = truth(spec, query, key, value, sinks)
         score = float(query.abs().amax()) * float(key.abs().amax()) * spec.head_dim * spec.scale
         error = (spec.head_dim * score + len(key)) * 2.0**-23 + 2.0**-19
-        bound = (rounding + error) * float(value.abs().amax())
+        weights = 2.0**-8 if has_tiles(spec) else 0.0
+        bound = (rounding + weights + error) * float(value.abs().amax())
         assert float((part.double() - wanted).abs().amax()) <= bound
 
 
@@ -218,3 +223,24 @@ def test_what_it_cannot_compute_is_refused() -> None:
     assert "multiple of" in str(refuses(spec_of(dim=20)))
     assert "float8_e4m3" in str(refuses(dataclasses.replace(spec_of(), kv_dtype=DType.FLOAT8_E4M3)))
     assert "group" in str(refuses(spec_of(7, 2)))
+
+
+@pytest.mark.parametrize(
+    ("isa_is", "dtype", "dim", "tiles"),
+    [
+        ("amx", DType.BFLOAT16, 64, True),
+        ("amx", DType.BFLOAT16, 80, False),
+        ("amx", DType.FLOAT32, 64, False),
+        ("avx512", DType.BFLOAT16, 64, False),
+    ],
+)
+def test_prompts_by_tiles_are_not_called_invariant(
+    isa_is: str, dtype: DType, dim: int, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of one token has vectors, and weights that are not rounded."""
+    monkeypatch.setattr(native, "current_isa", lambda: isa_is)
+    table = OpTable(platform="cpu")
+    register_native(table, Packer())
+    spec = spec_of(dim=dim, dtype=dtype, kv_dtype=dtype)
+    assert has_tiles(spec) is tiles
+    assert table.choose(spec).flags.batch_invariant is not tiles

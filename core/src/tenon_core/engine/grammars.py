@@ -128,8 +128,8 @@ class Grammars:
             guides = future.result()
         except TenonError as error:
             return wanted, RequestError(error.message, param=name)
-        except Exception as error:  # noqa: BLE001 - whatever a library makes of a stranger's grammar ends that request
-            return wanted, RequestError(f"{name} is not usable: {type(error).__name__}", param=name)
+        except Exception as error:  # noqa: BLE001
+            return wanted, _unusable(name, error)
         self._give(wanted, guides)
         return wanted, None
 
@@ -189,6 +189,9 @@ class Grammars:
                 guides.advance(int(tokens[constraint.place]))
             except RequestError as error:
                 self._broken.setdefault(constraint.sequence.key, error)  # the first reason is the cause
+            except Exception as error:  # noqa: BLE001
+                name = field_of(constraint.sequence.params)
+                self._broken.setdefault(constraint.sequence.key, _unusable(name, error))
 
     def _fill(self, row: Int32, constraint: Constraint) -> None:
         key = constraint.sequence.key
@@ -202,6 +205,9 @@ class Grammars:
                 rule.narrow(row)
         except RequestError as error:
             self._broken[key] = error
+        except Exception as error:  # noqa: BLE001
+            self._broken[key] = _unusable(field_of(constraint.sequence.params), error)
+        if key in self._broken:
             row[:] = ALL_ALLOWED
             return
         if not row.any():
@@ -271,3 +277,8 @@ def _any(row: Int32, ids: Int32) -> bool:
 def field_of(params: SamplingParams) -> str:
     """The field that needs the vocabulary."""
     return PARAM if params.structured_outputs is not None else "thinking_token_budget"
+
+
+def _unusable(name: str, error: Exception) -> RequestError:
+    """What a library made of a stranger's grammar: it ends that request, and no other."""
+    return RequestError(f"{name} is not usable: {type(error).__name__}", param=name)

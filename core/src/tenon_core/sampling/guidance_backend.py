@@ -1,12 +1,16 @@
 """Grammars by llguidance (github.com/guidance-ai/llguidance): an Earley parser over lexemes that are matched by
 derivatives, in linear time, with the work of every step bounded by `LIMITS`. Compiling is lazy, and takes no time.
+
+Where a grammar leaves one text alone, the library would allow only the token by which the tokenizer goes on. That token
+may be another text: a special token that the text spells, or one of the text as the tokenizer normalizes it. So nothing
+is forced: the model writes such a text in any tokens that spell it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,14 +38,17 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # Lark has no 
 
 
 def source(wanted: StructuredOutputs) -> str:
-    """The grammar as llguidance reads it. Raises `RequestError` where the request is malformed."""
+    """The grammar as llguidance reads it, in Lark. Raises `RequestError` where the request is malformed."""
+    return _stated(wanted) + UNFORCED
+
+
+def _stated(wanted: StructuredOutputs) -> str:
     if wanted.json is not None:
         return _json_grammar(wanted.json, wanted)
     if wanted.json_object:
         return _json_grammar(ANY_OBJECT, wanted)
     if wanted.regex is not None:
-        grammar: str = LLMatcher.grammar_from_regex(wanted.regex)
-        return grammar
+        return _in_lark(LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
         return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
     if wanted.grammar is not None:
@@ -72,21 +79,24 @@ def _json_grammar(schema: str, wanted: StructuredOutputs) -> str:
         raise refusal(f"uses JSON schema keywords that are not supported: {', '.join(paths[:8])}")
     options: dict[str, Any] = {"whitespace_flexible": not wanted.disable_any_whitespace}
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
+        made: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
     except ValueError as error:
         raise refusal(f"json is not usable: {str(error)[:200]}") from None
-    return grammar
+    return _in_lark(made)
 
 
-def unforced(grammar: str) -> str:
-    """A grammar of `source` whose forced texts the model may write in any tokens, not only in the tokenizer's."""
-    if grammar.startswith("{"):
-        (one,) = json.loads(grammar)["grammars"]
-        grammar = one["lark_grammar"] or f"start: %json {json.dumps(one['json_schema'], ensure_ascii=False)}"
-    return grammar + UNFORCED
+def _in_lark(made: str) -> str:
+    """A grammar that the library made of a schema or an expression, which may be in its JSON form."""
+    if not made.startswith("{"):
+        return made
+    (one,) = json.loads(made)["grammars"]
+    lark: str | None = one.get("lark_grammar")
+    return lark or f"start: %json {json.dumps(one['json_schema'])}"
 
 
 def _lark(text: str) -> str:
+    if text.lstrip().startswith("{"):
+        raise refusal("grammar is JSON: send a grammar in GBNF or Lark, or a schema as structured_outputs.json")
     if _GBNF_RULE.search(text) is None:
         return text
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -106,30 +116,21 @@ def _tags(text: str) -> str:
     return grammar
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GuidancePlace:
-    """One sequence's place in its grammar.
-
-    Where a grammar leaves one text alone, the library allows the token by which the tokenizer would go on. That token
-    may be another text: a special token that the text spells, or one of the text as the tokenizer normalizes it. From
-    the first such place on the grammar is `unforced`.
-    """
+    """One sequence's place in its grammar."""
 
     matcher: LLMatcher
     wanted: StructuredOutputs
-    tokenizer: LLTokenizer
-    taken: list[int] | None = field(default_factory=list)  # None: it is unforced
 
     def fork(self) -> GuidancePlace:
         """The same place, for another sample."""
-        return replace(self, matcher=self.matcher.deep_copy(), taken=None if self.taken is None else list(self.taken))
+        return GuidancePlace(self.matcher.deep_copy(), self.wanted)
 
     def advance(self, token: int) -> None:
         """Take a chosen token in. Raises `RequestError` where the grammar does not allow it, or became too complex."""
         if not self.matcher.consume_token(token):
             raise explained(self.wanted, self.matcher.get_error() or "no token is allowed")
-        if self.taken is not None:
-            self.taken.append(token)
 
     @property
     def is_complete(self) -> bool:
@@ -141,38 +142,14 @@ class GuidancePlace:
 
         Raises `RequestError` where the grammar became too complex.
         """
-        self._write(row)
-        if self.taken is None or (token := only_token(row)) is None or self.matcher.validate_tokens([token]):
-            return
-        self.matcher, taken = matcher_of(self.tokenizer, unforced(source(self.wanted)), self.wanted), self.taken
-        self.taken = None
-        if not self.matcher.consume_tokens(taken):
-            raise explained(self.wanted, self.matcher.get_error())
-        self._write(row)
-
-    def _write(self, row: npt.NDArray[np.int32]) -> None:
         self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self.matcher.is_error():
             raise explained(self.wanted, self.matcher.get_error())
 
 
-def only_token(row: npt.NDArray[np.int32]) -> int | None:
-    """The one token that a mask's row allows, None where there are more or none."""
-    if np.count_nonzero(row) != 1:
-        return None
-    word = int(np.flatnonzero(row)[0])
-    bits = int(row[word]) & 0xFFFFFFFF
-    return None if bits & (bits - 1) else 32 * word + bits.bit_length() - 1
-
-
-def matcher_of(tokenizer: LLTokenizer, grammar: str, wanted: StructuredOutputs) -> LLMatcher:
-    """A matcher at its start. Raises `RequestError`."""
-    matcher = LLMatcher(tokenizer, grammar, limits=LIMITS, log_level=0)
-    if matcher.is_error():
-        raise explained(wanted, matcher.get_error())
-    return matcher
-
-
 def compiled(tokenizer: LLTokenizer, wanted: StructuredOutputs) -> GuidancePlace:
     """A grammar at its start. Raises `RequestError`."""
-    return GuidancePlace(matcher_of(tokenizer, source(wanted), wanted), wanted, tokenizer)
+    matcher = LLMatcher(tokenizer, source(wanted), limits=LIMITS, log_level=0)
+    if matcher.is_error():
+        raise explained(wanted, matcher.get_error())
+    return GuidancePlace(matcher, wanted)

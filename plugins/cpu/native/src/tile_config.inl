@@ -1,4 +1,4 @@
-// AMX's tiles: their sizes. Included inside namespace tenon::amx by linears and attention; tests/tiles.cpp has its own, of emulated tiles.
+// AMX's tiles: their sizes. Included inside namespace tenon::amx by linears and attention; tests/emulated_tiles.inl is another.
 //
 // GCC 12's _tile_loadconfig declares 8 of the 64 bytes as its input, so the rest may be optimized away; its _tile_loadd
 // declares no memory at all, so stores before it may be moved behind it: hence the asm.

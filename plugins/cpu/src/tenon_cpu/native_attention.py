@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tenon_platforms.attention import AttentionBackend, GraphSupport
 from tenon_platforms.batch import AttentionBatch, GQAInputs
+from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import No
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
 from tenon_platforms.ops.attention import AttentionSpec
@@ -63,6 +64,12 @@ def refuses(spec: AttentionSpec) -> No | None:
     if spec.num_heads % spec.num_kv_heads:
         return No(f"{spec.num_heads} heads over {spec.num_kv_heads} KV heads is no whole group")
     return None
+
+
+def has_tiles(spec: AttentionSpec) -> bool:
+    """Whether prompts go by AMX's tiles, whose weights are rounded; a prompt's last token on its own has vectors."""
+    is_bfloat16 = spec.dtype == spec.kv_dtype == DType.BFLOAT16
+    return is_bfloat16 and spec.head_dim % 32 == 0 and native.current_isa() == "amx"
 
 
 class NativeAttention(AttentionBackend):

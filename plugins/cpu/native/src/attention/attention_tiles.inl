@@ -1,5 +1,5 @@
 // AMX: scores of bfloat16 queries and keys, values mixed by bfloat16 weights. Included inside namespace tenon::amx after
-// tile_config.inl, and by tests/tiles.cpp over tiles of its own.
+// tile_config.inl, and by tests/attention_tiles.cpp over tiles of its own.
 //
 // A tile of keys, [dim / 2, 16, 2], is AMX's B tile as it lies, 32 dims a product; two tiles of values, [16, dim, 2], are one of
 // 32 tokens for every 16 dims. Rows go by sixteen. The order of a sum depends on dim and on where a token lies alone, so a row

@@ -63,7 +63,9 @@ def register_native(table: OpTable, packer: native_weights.Packer) -> None:
         if (refusal := native_attention.refuses(spec)) is not None:
             return refusal
         backend: Any = native_attention.NativeAttention(spec)
-        return attention_kernel("native", backend, flags=KernelFlags(batch_invariant=True))
+        return attention_kernel(
+            "native", backend, flags=KernelFlags(batch_invariant=not native_attention.has_tiles(spec))
+        )
 
     first = NATIVE_FIRST
     table.offer(AttentionSpec, "native", attention, features=ATTENTION, priority=first)

@@ -119,6 +119,7 @@ public:
             // Tiles have the scales of sixteen tokens in one line of memory, which is one thread's.
             const int64_t each = tiled_ ? 16 : 1, takes = (call_.tokens + each - 1) / each;
             Work tokens(takes, threads, std::max<int64_t>(1, takes / (4 * threads)));
+            while (at_once_ > 1 && count < at_once_ * threads) at_once_ /= 2;  // every thread has something to do
             const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = at_once_ - 1;
             Work units(count, threads, (chunk + odd) & ~odd,
                        [&](int i) { return i < threads ? first_unit(all * i / threads) & ~odd : count; });

@@ -1,0 +1,199 @@
+// The two products of attention, scores of queries and keys and values mixed by weights, with vectors or with tiles. Included
+// by attention.inl, whose cache's tiles they read.
+
+// scores [R, 16] of R queries and one tile of keys
+template <class KV, int R>
+static inline void score_tile(const float* query, int dim, const KV* keys, float* scores) {
+    Vec sum[R][TILE_VECS];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < TILE_VECS; ++v) sum[r][v] = vzero();
+    if constexpr (IsPaired<KV>::value) {
+        for (int d = 0; d < dim; d += 2) {
+            for (int v = 0; v < TILE_VECS; ++v) {
+                Vec even, odd;
+                vload_pairs(keys + d * TILE + v * 2 * W, even, odd);
+                for (int r = 0; r < R; ++r) {
+                    sum[r][v] = vfma(vset(query[r * dim + d]), even, sum[r][v]);
+                    sum[r][v] = vfma(vset(query[r * dim + d + 1]), odd, sum[r][v]);
+                }
+            }
+        }
+    } else {
+        for (int d = 0; d < dim; ++d) {
+            Vec key[TILE_VECS];
+            for (int v = 0; v < TILE_VECS; ++v) key[v] = vload(keys + d * TILE + v * W);
+            for (int r = 0; r < R; ++r) {
+                const Vec q = vset(query[r * dim + d]);
+                for (int v = 0; v < TILE_VECS; ++v) sum[r][v] = vfma(q, key[v], sum[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < TILE_VECS; ++v) vstore(scores + r * KEY_BLOCK + v * W, sum[r][v]);
+}
+
+template <class KV>
+static void score_rows(const float* query, int rows, int dim, const KV* keys, float* scores) {
+    for (; rows >= MOST_ROWS; rows -= MOST_ROWS, query += MOST_ROWS * dim, scores += MOST_ROWS * KEY_BLOCK)
+        score_tile<KV, MOST_ROWS>(query, dim, keys, scores);
+    switch (rows) {
+        case 1: return score_tile<KV, 1>(query, dim, keys, scores);
+        case 2: return score_tile<KV, 2>(query, dim, keys, scores);
+        case 3: return score_tile<KV, 3>(query, dim, keys, scores);
+        case 4: return score_tile<KV, 4>(query, dim, keys, scores);
+        case 5: return score_tile<KV, 5>(query, dim, keys, scores);
+        case 0: return;
+        default: break;
+    }
+    if constexpr (MOST_ROWS > 6) {
+        score_tile<KV, 6>(query, dim, keys, scores);
+        score_rows<KV>(query + 6 * dim, rows - 6, dim, keys, scores + 6 * KEY_BLOCK);
+    }
+}
+
+// sums [R, C vectors from d] += weights [R, count] * values [count, dim]
+template <class KV, int R, int C>
+static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums) {
+    Vec sum[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sum[r][c] = vload(sums + r * dim + d + c * W);
+    if constexpr (IsPaired<KV>::value) {
+        for (int t = 0; t < count; t += 2) {
+            const bool whole = t + 1 < count;
+            for (int c = 0; c < C; ++c) {
+                Vec even, odd;
+                vload_pairs(values + t * dim + (d + c * W) * 2, even, odd);
+                for (int r = 0; r < R; ++r) {
+                    sum[r][c] = vfma(vset(weights[r * KEY_BLOCK + t]), even, sum[r][c]);
+                    if (whole) sum[r][c] = vfma(vset(weights[r * KEY_BLOCK + t + 1]), odd, sum[r][c]);
+                }
+            }
+        }
+    } else {
+        for (int t = 0; t < count; ++t) {
+            Vec value[C];
+            for (int c = 0; c < C; ++c) value[c] = vload(values + t * dim + d + c * W);
+            for (int r = 0; r < R; ++r) {
+                const Vec weight = vset(weights[r * KEY_BLOCK + t]);
+                for (int c = 0; c < C; ++c) sum[r][c] = vfma(weight, value[c], sum[r][c]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) vstore(sums + r * dim + d + c * W, sum[r][c]);
+}
+
+template <class KV, int R, int C>
+static inline void mix_tile(const float* weights, const KV* values, int count, int dim, float* sums) {
+    int d = 0;
+    for (; d + C * W <= dim; d += C * W) mix_columns<KV, R, C>(weights, values, count, dim, d, sums);
+    if constexpr (C > 1) {
+        for (; d < dim; d += W) mix_columns<KV, R, 1>(weights, values, count, dim, d, sums);
+    }
+}
+
+template <class KV>
+static void mix_rows(const float* weights, int rows, const KV* values, int count, int dim, float* sums) {
+    for (; rows >= 6; rows -= 6, weights += 6 * KEY_BLOCK, sums += 6 * dim)
+        mix_tile<KV, 6, 2>(weights, values, count, dim, sums);
+    switch (rows) {
+        case 1: return mix_tile<KV, 1, 8>(weights, values, count, dim, sums);
+        case 2: return mix_tile<KV, 2, 4>(weights, values, count, dim, sums);
+        case 3: return mix_tile<KV, 3, 4>(weights, values, count, dim, sums);
+        case 4: return mix_tile<KV, 4, 2>(weights, values, count, dim, sums);
+        case 5: return mix_tile<KV, 5, 2>(weights, values, count, dim, sums);
+        default: return;
+    }
+}
+
+// A thread's memory: queries and sums [rows, dim], scores [rows, KEY_BLOCK], top and total [rows], for QUERY_ROWS or a group's
+// rows, in sixteens; a key block of values.
+struct UnitMemory {
+    float* query;
+    float* sums;
+    float* scores;
+    float* top;
+    float* total;
+    float* tail;
+};
+
+constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
+
+// Tiles of one key block; null: not there.
+template <class KV>
+using Tiles = const KV* [BLOCK_TILES];
+
+// The tile is needed soon.
+template <class KV>
+static inline void ask_for(const KV* tile, int dim) {
+    const char* at = reinterpret_cast<const char*>(tile);
+    for (int i = 0; tile != nullptr && i < TILE * dim * static_cast<int>(sizeof(KV)); i += 64) __builtin_prefetch(at + i);
+}
+
+// A unit's two products: queries are taken row by row, scored with the keys of a block, and once the scores are weights,
+// values are mixed by them. `soon`: tiles to ask for. Of KV's type, in float32.
+template <class T, class KV>
+struct Products {
+    using Weight = float;
+    static constexpr int WIDTH = TILE;  // mixes so many keys at a time
+    static constexpr bool SCALES_QUERIES = true;
+    static void take(const T* query, int dim, float scale, const UnitMemory& memory, int r) {
+        const Vec by = vset(scale);
+        for (int d = 0; d < dim; d += W) vstore(memory.query + r * dim + d, vload(query + d) * by);
+    }
+    static void begin(const UnitMemory&, int, int) {}
+    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& keys, const Tiles<KV>& soon) {
+        for (int t = 0; t < BLOCK_TILES && keys[t] != nullptr; ++t) {
+            ask_for(soon[t], dim);
+            score_rows<KV>(memory.query, rows, dim, keys[t], memory.scores + t * TILE);
+        }
+    }
+    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& values, int count, const Tiles<KV>& soon) {
+        for (int t = 0; t * TILE < count; ++t) {
+            ask_for(soon[t], dim);
+            mix_rows<KV>(memory.scores + t * TILE, rows, values[t], least(TILE, count - t * TILE), dim, memory.sums);
+        }
+    }
+    static void end() {}
+};
+
+#ifdef TENON_TILES
+// By AMX, sixteen rows at a time: queries stay as they are, scores are scaled, weights are rounded to bfloat16.
+struct TileProducts {
+    using Weight = BF16;
+    static constexpr int WIDTH = 2 * TILE;
+    static constexpr bool SCALES_QUERIES = false;
+    static void take(const BF16* query, int dim, float, const UnitMemory& memory, int r) {
+        __builtin_memcpy(reinterpret_cast<BF16*>(memory.query) + r * dim, query, sizeof(BF16) * dim);
+    }
+    static void begin(const UnitMemory& memory, int rows, int dim) {  // rows that are not there are zeros
+        const int all = (rows + 15) / 16 * 16;
+        __builtin_memset(reinterpret_cast<BF16*>(memory.query) + rows * dim, 0, sizeof(BF16) * (all - rows) * dim);
+        __builtin_memset(memory.sums + rows * dim, 0, sizeof(float) * (all - rows) * dim);
+        configure_attention();
+    }
+    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& keys, const Tiles<BF16>& soon) {
+        for (const BF16* tile : soon) ask_for(tile, dim);
+        const uint16_t* at[BLOCK_TILES];
+        int count = 0;
+        for (; count < BLOCK_TILES && keys[count] != nullptr; ++count) at[count] = &keys[count]->bits;
+        stores_are_done();
+        score_tiles(reinterpret_cast<const uint16_t*>(memory.query), rows, dim, at, count, memory.scores);
+    }
+    // Values go by pairs of tiles: one after the other, where they lie so and are full, else copied.
+    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& values, int count, const Tiles<BF16>& soon) {
+        for (const BF16* tile : soon) ask_for(tile, dim);
+        const uint16_t* pairs[BLOCK_TILES / 2];
+        for (int t = 0; t * TILE < count; t += 2) {
+            const bool is_whole = count - t * TILE >= 2 * TILE && values[t + 1] == values[t] + TILE * dim;
+            uint16_t* copy = reinterpret_cast<uint16_t*>(memory.tail) + t * TILE * dim;
+            if (!is_whole)
+                for (int i = 0; i < 2; ++i) copy_values(&values[t + i]->bits, count - (t + i) * TILE, dim, copy + i * TILE * dim);
+            pairs[t / 2] = is_whole ? &values[t]->bits : copy;
+        }
+        stores_are_done();
+        mix_tiles(reinterpret_cast<const uint16_t*>(memory.scores), rows, dim, pairs, (count + 2 * TILE - 1) / (2 * TILE), memory.sums);
+    }
+    static void end() { _tile_release(); }
+};
+#endif
