@@ -98,7 +98,9 @@ def test_fields_that_depend_on_others(client: httpx.Client, path: str) -> None:
     assert_refused(client.post(path, json=body_of(path, stream_options={"include_usage": True})), "stream_options")
     assert_refused(client.post(path, json=body_of(path, stream=True, stream_options={"other": 1})), "stream_options")
     ends = {"allowed_token_ids": [EOS, 97], "stop_token_ids": [97], "min_tokens": 2}
-    assert "min_tokens" in assert_refused(client.post(path, json=body_of(path, **ends)), "allowed_token_ids")["message"]
+    for more in ({}, {"allowed_token_ids": [EOS], "ignore_eos": True}):
+        refused = client.post(path, json=body_of(path, **{**ends, **more}))
+        assert "only tokens that min_tokens (2) forbids" in assert_refused(refused, "allowed_token_ids")["message"]
     for more in ({"min_tokens": 0}, {"allowed_token_ids": [EOS, 98]}, {"allowed_token_ids": None}):
         assert client.post(path, json=body_of(path, **{**ends, **more})).status_code == 200, more
     if path == CHAT:

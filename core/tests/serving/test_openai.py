@@ -77,6 +77,18 @@ def test_a_prompt_alone_is_scored(ai: openai.OpenAI) -> None:
     assert len(ends.logprobs.tokens) == 2, "what would be generated is an end token, and is not told"
 
 
+def test_a_prompt_alone_has_no_least_length_and_its_own_limit(ai: openai.OpenAI) -> None:
+    answer = ai.completions.create(**PROMPT_ALONE, extra_body={"min_tokens": 2})
+    assert [one.text for one in answer.choices] == ["ab", "cde"]
+    with pytest.raises(openai.BadRequestError, match="min_tokens is -1"):
+        ai.completions.create(**PROMPT_ALONE, extra_body={"min_tokens": -1})
+    most: dict[str, Any] = {**PROMPT_ALONE, "prompt": [[97] * 4095]}
+    answer = ai.completions.create(**most)
+    assert answer.usage is not None and answer.usage.prompt_tokens == 4095
+    with pytest.raises(openai.BadRequestError, match="has 4096 tokens: at most 4095 fit where it alone is wanted"):
+        ai.completions.create(**{**most, "prompt": [[97], [97] * 4096]})
+
+
 def test_a_prompt_alone_in_a_stream(ai: openai.OpenAI) -> None:
     with ai.completions.create(
         **PROMPT_ALONE, logprobs=1, stream=True, stream_options={"include_usage": True}

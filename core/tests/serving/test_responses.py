@@ -337,6 +337,11 @@ def test_cancelled(ai: openai.OpenAI) -> None:
     assert cancelled.status == "cancelled" and ai.responses.retrieve(response.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="has ended"):
         ai.responses.cancel(response.id)
+    thinking = ai.responses.create(model="fake", background=True, **{**ENDLESS, "input": "<think>abc"})
+    time.sleep(0.2)
+    thought = ai.responses.cancel(thinking.id)
+    assert thought.usage is not None and thought.output[0].type == "reasoning"
+    assert thought.usage.output_tokens_details.reasoning_tokens == len(thought.output[0].content[0].text)  # type: ignore[index]
     with pytest.raises(openai.BadRequestError, match="has not ended"):
         ai.responses.create(model="fake", input="x", previous_response_id=response.id)
     with ai.responses.create(model="fake", stream=True, **ENDLESS) as stream:

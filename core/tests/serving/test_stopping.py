@@ -1,6 +1,6 @@
 """A request that the server's end cancels gets an answer, where one has not begun; others' cancellations pass.
 
-A client that ends its own request is none that was refused.
+A client that ends its own request is none that was refused, nor is one that took too long.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from tenon_core.serving.access import HostRule
 from tenon_core.serving.app import Surround, told
 from tenon_core.serving.body import read_object
+from tenon_core.serving.deadline import late
 from tenon_core.serving.errors import HttpError
 from tenon_core.serving.services import unless_gone
 
@@ -56,8 +57,10 @@ def test_a_cancellation_of_another_cause_passes() -> None:
         sent_by(begins=False, is_ending=False)
 
 
-@pytest.mark.parametrize(("case", "num_refused"), [("while it waits", 0), ("in its body", 0), ("it is refused", 1)])
-def test_a_client_that_goes_away_was_not_refused(case: str, num_refused: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "num_refused"), [("while it waits", 0), ("in its body", 0), ("it is refused", 1), ("it is late", 0)]
+)
+def test_only_what_is_turned_away_counts_as_refused(case: str, num_refused: int) -> None:
     refused: list[int] = []
     services: Any = SimpleNamespace(metrics=SimpleNamespace(refused=lambda: refused.append(1)))
 
@@ -67,10 +70,12 @@ def test_a_client_that_goes_away_was_not_refused(case: str, num_refused: int) ->
     async def endpoint(request: Request) -> Any:
         if case == "it is refused":
             raise HttpError(400, "no")
+        if case == "it is late":
+            raise late(1)
         if case == "in its body":
             return await read_object(request, max_bytes=10, seconds=1)
         return await unless_gone(request, asyncio.Event().wait())
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     answer = asyncio.run(told(endpoint, services)(Request({**SCOPE, "headers": headers}, receive)))  # type: ignore[arg-type]
-    assert answer.status_code == 400 and len(refused) == num_refused
+    assert answer.status_code == (504 if case == "it is late" else 400) and len(refused) == num_refused

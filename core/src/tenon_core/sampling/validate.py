@@ -85,8 +85,7 @@ def validate_request(
     ends = {*params.stop_token_ids, *facts.eos_token_ids}
     if params.min_tokens and params.structured_outputs is None and ends.issuperset(params.allowed_token_ids or (-1,)):
         raise RequestError(
-            f"allowed_token_ids has only tokens that end a text, which min_tokens ({params.min_tokens}) forbids at"
-            " first: add others",
+            f"allowed_token_ids has only tokens that min_tokens ({params.min_tokens}) forbids at first: add others",
             param="allowed_token_ids",
         )
     if params.structured_outputs is not None and not facts.eos_token_ids:
@@ -168,7 +167,7 @@ def check_prompt_len(prompt_len: int, facts: ModelFacts, *, is_least: bool = Fal
     if facts.pooling is None and prompt_len >= facts.max_model_len:
         raise RequestError(
             f"the prompt has {count} tokens; the model's context is {facts.max_model_len} and one is needed"
-            " for the answer: shorten the prompt or raise --max-model-len",
+            " after the prompt: shorten the prompt or raise --max-model-len",
             param="prompt",
         )
     if prompt_len > facts.max_model_len:

@@ -127,7 +127,8 @@ def told(endpoint: Endpoint, services: Services) -> Endpoint:
             with names_of(NAMES):
                 return await endpoint(request)
         except (HttpError, LateError, RequestError, CapacityError) as error:
-            services.metrics.refused()
+            if not isinstance(error, LateError):  # it was taken in
+                services.metrics.refused()
             return error_response(http_error(error), request.scope)
         except TenonError as error:
             LOG.error("request %s failed: %s", request.scope.get("tenon.request_id"), error.message)

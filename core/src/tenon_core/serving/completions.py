@@ -90,6 +90,7 @@ def handler(services: Services) -> Any:
         with names_of(fields.names):
             params = fields.sampling(
                 max_tokens=fields.most_tokens,
+                min_tokens=fields.least_tokens,
                 logprobs=fields.logprobs,
                 prompt_logprobs=fields.logprobs
                 if fields.echo and fields.prompt_logprobs is None
@@ -104,6 +105,8 @@ def handler(services: Services) -> Any:
                 request, encoded(fields.prompt, tokenizer, add_special_tokens=adds, facts=limit)
             )
             prompts = [(None if is_cut else text, shortened(ids, fields, params, facts)) for text, ids in prompts]
+            if fields.is_prompt_alone:
+                check_alone(max(len(ids) for _, ids in prompts), facts)
             params = with_bad_words(params, tokenizer)
             work = Work.start(generation, prompts, params, is_watched=bool(fields.stream), **labelled(fields, request))
         call = Completion(services=services, fields=fields, head=head, work=work, n=params.n)
@@ -125,6 +128,17 @@ def check_fan_out(prompt: Prompt, n: int, facts: ModelFacts) -> None:
         raise RequestError(
             f"{count} prompts times n = {n} are {count * n} sequences: at most {facts.max_fan_out} are allowed",
             param="n",
+        )
+
+
+def check_alone(prompt_len: int, facts: ModelFacts) -> None:
+    """Refuse a prompt that leaves no room for the token that the engine computes after any, wanted or not."""
+    most = min(facts.max_model_len, facts.max_resident_tokens or facts.max_model_len) - 1
+    if prompt_len > most:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens: at most {most} fit where it alone is wanted, as one token is computed"
+            " after it; shorten the prompt",
+            param="prompt",
         )
 
 

@@ -1,7 +1,8 @@
 """The longest that one request may take (`--request-timeout`): then its work ends and its blocks are free again.
 
 An answer that has not begun becomes 504; a stream ends with an event that says so. Work that can tell its own end is
-asked to (`ON_LATE`), and given a moment for it; work that outlives its request keeps the time by itself.
+asked to (`ON_LATE`), and given a moment for it. A Response in the background outlives its request, and keeps the time
+by itself.
 """
 
 from __future__ import annotations

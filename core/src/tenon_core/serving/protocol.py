@@ -220,6 +220,11 @@ class CompletionFields(BeamFields):
         """The engine's limit; it generates one token after any prompt."""
         return 1 if self.is_prompt_alone else DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
+    @property
+    def least_tokens(self) -> int | None:
+        """The engine's `min_tokens`: what is not wanted has no least length."""
+        return min(self.min_tokens or 0, 0) if self.is_prompt_alone else self.min_tokens
+
 
 class ChatFields(BeamFields):
     """POST /v1/chat/completions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -116,10 +116,13 @@ class Run:
         vocabulary = self.chat.services.vocabulary
         return frozenset() if vocabulary is None else vocabulary.special_ids
 
+    @property
+    def _thought(self) -> str:
+        return "".join(one.text for one in self.blocks.blocks if one.kind is Kind.THOUGHT)
+
     async def _count_thought(self) -> None:
         """The tokens of what was thought: as many as its text has."""
-        text = "".join(one.text for one in self.blocks.blocks if one.kind is Kind.THOUGHT)
-        tokenizer = self.chat.services.tokenizer
+        text, tokenizer = self._thought, self.chat.services.tokenizer
         if text and tokenizer is not None and not self.num_thought:
             encode = partial(tokenizer.encode, text, add_special_tokens=False)
             self.num_thought = len(await tokenizer.beside(encode, num_unbounded=0))
@@ -127,20 +130,30 @@ class Run:
     def _end(self, status: str) -> None:
         if self.status != "in_progress":
             return
-        if status in BROKEN_OFF and not self.fields.stream and not self.is_read_beside:
-            self._gather()
-        self.status, self.completed = status, int(time.time())
-        if self.is_stored and self.store.get(self.owner, self.id) is not None:
-            self.is_stored = self.store.put(self.owner, self.stored())
+        try:
+            if self.is_stored and status in BROKEN_OFF:
+                self._gather()
+        finally:  # whatever a parser makes of half an answer
+            self.status, self.completed = status, int(time.time())
+            if self.is_stored and self.store.get(self.owner, self.id) is not None:
+                self.is_stored = self.store.put(self.owner, self.stored())
 
     def _gather(self) -> None:
-        """Read what came and was not told, as nobody listened: what breaks off has all of it."""
-        for sample in self.chat.request.samples:
+        """Read what came and was not told, as nobody listened, and count what was thought.
+
+        All others wait meanwhile: of a text or a thought longer than `LONG_TEXT` only the beginning is looked at.
+        """
+        is_untold = not self.fields.stream and not self.is_read_beside
+        for sample in self.chat.request.samples if is_untold else ():
             if not sample.is_finished:
                 sample.finish(Finished(key=sample.key, reason=FinishReason.ABORT))
             elif not sample.num_untold:
                 continue
-            self._read(sample.take_delta())
+            delta = sample.take_delta()
+            self._read(replace(delta, text=delta.text[:LONG_TEXT]))
+        text, tokenizer = self._thought[:LONG_TEXT], self.chat.services.tokenizer
+        if text and tokenizer is not None and not self.num_thought:
+            self.num_thought = len(tokenizer.encode(text, add_special_tokens=False))
 
     def cancel(self) -> None:
         """End it where it stands."""

@@ -64,7 +64,7 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
     earlier, items = await read_input(services, owner, fields)
     head = Head(id=services.shares.new_id(), object="response", model=services.check_model(fields.model))
     with names_of(NAMES, PARTS):
-        chat = await begin(request, services, as_chat(fields, further, whole(earlier, items)), head)
+        chat = await begin(request, services, as_chat(fields, further, joined_items(earlier, items)), head)
     run = Run(
         id=head.id,
         owner=owner,
@@ -74,7 +74,8 @@ async def started(request: Request, services: Services, fields: ResponseFields, 
         conversation=conversation_of(earlier, items),
         is_stored=store.is_on and fields.store is not False,
     )
-    request.scope[ON_LATE] = run.expire
+    if not fields.background:  # that one keeps the time by itself
+        request.scope[ON_LATE] = run.expire
     run.begin_storing()
     if fields.background and not run.is_stored:
         chat.work.abort()
@@ -91,7 +92,7 @@ async def read_input(
     return earlier, [await resolved(services, owner, one) for one in given]
 
 
-def whole(earlier: tuple[Item, ...], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def joined_items(earlier: tuple[Item, ...], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation's items."""
     return [*(msgspec.json.decode(data) for _, data in earlier), *items]
 
@@ -102,11 +103,11 @@ def count(services: Services) -> Any:
     async def post_input_tokens(request: Request) -> Response:
         config = services.config
         body = await read_object(request, max_bytes=config.max_body_bytes, seconds=config.body_timeout)
-        parse(InputTokenFields, body, NOT_YET)
+        parse(InputTokenFields, body, NOT_YET)  # refuses the fields that a response has beyond these
         fields, further = parsed(body)
         services.check_model(fields.model)
         with names_of(NAMES, PARTS):
-            chat = as_chat(fields, further, whole(*await read_input(services, owner_of(request), fields)))
+            chat = as_chat(fields, further, joined_items(*await read_input(services, owner_of(request), fields)))
             return json_response(InputTokens(input_tokens=await counted(request, services, chat)))
 
     return post_input_tokens
