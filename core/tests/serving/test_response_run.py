@@ -61,8 +61,8 @@ def run_of(text: str, *, is_stored: bool = True, breaks: bool = False, stop: Bas
     )  # fmt: skip
     store = ResponseStore(max_entries=4, max_bytes=2**20)
     run = Run(
-        id="resp_1", owner="o", fields=ResponseFields(input="x"), chat=chat, store=store, conversation=(),
-        is_stored=is_stored,
+        id="resp_1", owner="o", fields=ResponseFields.model_validate({"input": "x"}), chat=chat, store=store,
+        conversation=(), is_stored=is_stored,
     )  # fmt: skip
     run.begin_storing()
     return run
