@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -26,11 +27,19 @@ class ErrorAnswer(Answer):
     error: ErrorDetail
 
 
+class MessageErrorDetails(Answer):
+    """What a client of Anthropic's goes by, without reading the message. unsupported: fields of the request."""
+
+    error_code: str
+    unsupported: list[str]
+
+
 class MessageErrorDetail(Answer):
     """What is wrong."""
 
     type: str
     message: str
+    details: MessageErrorDetails | UnsetType = UNSET
 
 
 class MessageErrorAnswer(Answer):
