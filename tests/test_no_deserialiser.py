@@ -23,6 +23,7 @@ BODIES = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+    "/v1/responses/input_tokens": {"input": "hello"},
     "/v1/embeddings": {"input": "hello"},
     "/pooling": {"input": "hello"},
     "/classify": {"input": "hello"},
