@@ -273,12 +273,17 @@ def test_ids_of_requests_are_in_the_log(rpc: tuple[RunningServer, str], stub: An
     assert "from-grpc" in rpc[0].log.read_text()
 
 
-def test_a_start_before_the_engine_and_a_drain(tmp_path: Path) -> None:
-    port = free_port()
-    running = start_server(
-        model_folder(tmp_path, template=TEMPLATE), tmp_path / "log", grpc_port=port, drain_seconds=20,
+def slow_server(tmp_path: Path, grpc_port: int, drain_seconds: int) -> RunningServer:
+    """One whose streams are open for a while."""
+    return start_server(
+        model_folder(tmp_path, template=TEMPLATE), tmp_path / "log", grpc_port=grpc_port, drain_seconds=drain_seconds,
         environment={"FAKE_STEP_SECONDS": "0.02"},
     )  # fmt: skip
+
+
+def test_a_start_before_the_engine_and_a_drain(tmp_path: Path) -> None:
+    port = free_port()
+    running = slow_server(tmp_path, port, drain_seconds=20)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         running.wait_healthy()
         stub = stubs.InferenceStub(channel)
@@ -292,10 +297,7 @@ def test_a_start_before_the_engine_and_a_drain(tmp_path: Path) -> None:
 
 def test_a_drain_has_one_end_for_both_protocols(tmp_path: Path) -> None:
     port = free_port()
-    running = start_server(
-        model_folder(tmp_path, template=TEMPLATE), tmp_path / "log", grpc_port=port, drain_seconds=4,
-        environment={"FAKE_STEP_SECONDS": "0.02"},
-    )  # fmt: skip
+    running = slow_server(tmp_path, port, drain_seconds=4)
     endless = {"prompt": "drain", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, running.client() as client:
         running.wait_healthy()

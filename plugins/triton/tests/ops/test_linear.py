@@ -94,6 +94,15 @@ def test_every_way(tokens: int, outs: tuple[int, ...], inner: int, way: Way, sch
     assert error(found, wanted) < (1e-5 if scheme == FULL else 2e-3)
 
 
+def gated_of(hidden: int, inner: int, scheme: WeightScheme) -> tuple[GatedMLPSpec, GatedMLPWeights]:
+    """A gated MLP and random weights of it."""
+    gate_up = spec_of(hidden, {"gate": inner, "up": inner}, scheme, DType.FLOAT32)
+    down = spec_of(inner, {"down": hidden}, scheme, DType.FLOAT32)
+    first = LinearWeights(parts=(part(inner, hidden, scheme), part(inner, hidden, scheme)))
+    weights = GatedMLPWeights(gate_up=first, down=LinearWeights(parts=(part(hidden, inner, scheme),)))
+    return GatedMLPSpec(gate_up=gate_up, down=down, activation="silu"), weights
+
+
 @settings(max_examples=6, deadline=None)
 @given(
     tokens=st.sampled_from([0, 1, 3, 7, 17]),
@@ -102,12 +111,8 @@ def test_every_way(tokens: int, outs: tuple[int, ...], inner: int, way: Way, sch
     online=st.booleans(),
 )
 def test_gated_mlp(tokens: int, way: Way, scheme: WeightScheme, online: bool) -> None:
-    hidden, inner = 64, 96
-    gate_up = spec_of(hidden, {"gate": inner, "up": inner}, scheme, DType.FLOAT32)
-    down = spec_of(inner, {"down": hidden}, scheme, DType.FLOAT32)
-    spec = GatedMLPSpec(gate_up=gate_up, down=down, activation="silu")
-    first = LinearWeights(parts=(part(inner, hidden, scheme), part(inner, hidden, scheme)))
-    weights = GatedMLPWeights(gate_up=first, down=LinearWeights(parts=(part(hidden, inner, scheme),)))
+    hidden = 64
+    spec, weights = gated_of(hidden, 96, scheme)
     kernel = made(gated_mlp(spec, one_way(way, float8=True, online_float8=online)))
     reference = OpTable(platform="reference").choose(spec)
     x = torch.randn(tokens, hidden)
@@ -140,12 +145,8 @@ class FromTwelve:
 @pytest.mark.parametrize("behind_norm", [False, True])
 def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool, float8: bool) -> None:
     torch.manual_seed(0)
-    hidden, inner = 64, 96
-    gate_up = spec_of(hidden, {"gate": inner, "up": inner}, FULL, DType.FLOAT32)
-    down = spec_of(inner, {"down": hidden}, FULL, DType.FLOAT32)
-    product = GatedMLPSpec(gate_up=gate_up, down=down, activation="silu")
-    first = LinearWeights(parts=(part(inner, hidden, FULL), part(inner, hidden, FULL)))
-    weights = GatedMLPWeights(gate_up=first, down=LinearWeights(parts=(part(hidden, inner, FULL),)))
+    hidden = 64
+    product, weights = gated_of(hidden, 96, FULL)
     many, policy = FromTwelve(), one_way(WAYS[3], float8=float8, online_float8=float8)
     if behind_norm:
         policy = replace(policy, table=replace(policy.table, normed=(Rule(max_tokens=1, way=NormedGemv()),)))
