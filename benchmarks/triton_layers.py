@@ -1,11 +1,12 @@
 """Times decode steps of whole layers in a graph, and finds the ways of their linears that are fastest there.
 
-    python benchmarks/triton_layers.py [--models 8b,0.6b] [--tokens 1,16] [--types bf16,fp8] [--tune] [--json FILE]
+    python benchmarks/triton_layers.py [--models 8b,0.6b] [--tokens 1,16] [--types bf16,fp8] [--tune|--ahead] [--json F]
 
 A chain of layers with weights of their own, as a model's step: add and norm, qkv, rotation with KV write, attention of
 256 tokens, out, add and norm, gated MLP. Times are microseconds a layer, medians of replays. Beside each other: kernels
 that begin when the one before is complete, those that begin early, and with `--tune` every candidate of every linear
-while the other linears stay: a kernel that is fastest alone need not be so between its neighbours.
+while the other linears stay: a kernel that is fastest alone need not be so between its neighbours. `--ahead`: how many
+tiles or blocks of its weight each linear should fetch into the level-2 cache before its input is complete.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from tenon_triton.ops.prologue import AddNorm, Gain, gain_of  # noqa: E402
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 FACTS = DeviceFacts(compute_units=132, shared_bytes=227 << 10)
 BANDWIDTH_BYTES = 4.3e6  # a microsecond, of one H200
-CONTEXT, BLOCK = 320, 64
+CONTEXT, BLOCK, MOST_ROWS = 320, 64, 256
 CONFIGS = attention_configs(128, 4, 2, 2, FACTS)
 
 
@@ -105,6 +106,22 @@ SWAPPED = [(64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 4, 5), (64, 128,
            (128, 128, 4, 8, 4), (128, 128, 2, 4, 4), (128, 256, 2, 8, 3), (64, 512, 2, 4, 3), (64, 64, 4, 4, 6),
            (128, 64, 4, 4, 6)]  # fmt: skip
 
+MANY = [
+    (m, n, k, splits, warps, stages, swap)
+    for m, n, k, warps, stages in (
+        (64, 64, 64, 4, 5),
+        (64, 64, 128, 4, 4),
+        (64, 128, 64, 4, 4),
+        (128, 64, 64, 4, 5),
+        (128, 64, 128, 4, 3),
+        (128, 128, 64, 8, 4),
+        (256, 64, 64, 8, 4),
+        (128, 32, 128, 4, 4),
+    )
+    for splits in (1, 2, 4)
+    for swap in ((True, False) if n >= 64 else (False,))
+]  # fmt: skip  more tokens than a tile has
+
 
 class Chosen:
     """A table of one way for each shape."""
@@ -130,6 +147,9 @@ class Layer:
 
 def candidates(tokens: int, *, fp8: bool) -> list[Way]:
     """Ways to try for so many tokens."""
+    if tokens > 64:
+        tiles = [Tiles(m=m, n=n, k=k, splits=s, warps=w, stages=st, swap=swap) for m, n, k, s, w, st, swap in MANY]
+        return [Library(), *(way for way in tiles if way.m <= 64 or tokens > way.m // 2)]
     m = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     found: list[Way] = [Library(), *(GEMVS if tokens <= 4 else ())]
     if tokens > 1:
@@ -138,16 +158,17 @@ def candidates(tokens: int, *, fp8: bool) -> list[Way]:
         found += [way for way in tiles if fp8 or way.k * way.n <= 16384]
         if fp8:
             found += [replace(way, widens=True) for way in tiles]
+            found += [replace(way, quantizes=True) for way in tiles]
     return found
 
 
-def short(way: Way) -> str:
+def short(way: Way | NormedWay) -> str:
     if isinstance(way, Gemv):
         return f"G{way.rows}x{way.block}w{way.warps}"
     if isinstance(way, Tiles):
-        letters = ("S" if way.swap else "") + ("W" if way.widens else "")
+        letters = ("S" if way.swap else "") + ("W" if way.widens else "") + ("Q" if way.quantizes else "")
         return f"T{way.m}x{way.n}x{way.k}/{way.splits}w{way.warps}s{way.stages}{letters}"
-    return "lib"
+    return "lib" if isinstance(way, Library) else f"N{way.rows}x{way.turns}w{way.warps}"
 
 
 def random_weight(out: int, inner: int, *, fp8: bool) -> Weight:
@@ -217,15 +238,15 @@ class Chain:
                 Layer(
                     norms=(gain_of(torch.rand(shape.hidden, device=CUDA).to(BF16) + 0.5, 0.0),) * 2,
                     weights={name: random_weight(*size, fp8=self.fp8) for name, size in shape.weights.items()},
-                    cache=torch.randn(64 * per_row, 2, shape.kv_heads, BLOCK, 128, device=CUDA, dtype=BF16),
+                    cache=torch.randn(MOST_ROWS * per_row, 2, shape.kv_heads, BLOCK, 128, device=CUDA, dtype=BF16),
                 )
             )
 
     def at(self, tokens: int) -> None:
-        """Change the number of rows, at most 64."""
+        """Change the number of rows, at most MOST_ROWS."""
         self.tokens, per_row = tokens, self.per_row
         rows = torch.arange(tokens, device=CUDA, dtype=torch.int32)
-        table = torch.arange(64 * per_row, device=CUDA, dtype=torch.int32).view(64, per_row)
+        table = torch.arange(MOST_ROWS * per_row, device=CUDA, dtype=torch.int32).view(MOST_ROWS, per_row)
         self.positions = torch.full((1, tokens), CONTEXT - 1, device=CUDA, dtype=torch.int32)
         self.slots = (table[:tokens, (CONTEXT - 1) // BLOCK] * BLOCK + (CONTEXT - 1) % BLOCK).contiguous()
         self.context = Context(
@@ -333,7 +354,7 @@ def compile_all(jobs: list[tuple[Way, int, bool]]) -> set[tuple[Way, bool]]:
     def one(job: tuple[Way, int, bool]) -> str | None:
         way, tokens, fp8 = job
         torch.cuda.set_device(0)
-        table = Chosen(None, 64)
+        table = Chosen(None, max(64, tokens))
         table.ways = {(4096, 8192): way, (4096, 2048): Library()}
         policy = LinearPolicy(table=table, float8_table=table, float8=True)  # type: ignore[arg-type]
         x = torch.randn(tokens, 8192, device=CUDA, dtype=BF16)
@@ -365,7 +386,7 @@ def compile_all(jobs: list[tuple[Way, int, bool]]) -> set[tuple[Way, bool]]:
 
 def tune(chain: Chain, broken: set[tuple[Way, bool]]) -> dict[str, Any]:
     """Each linear's ways in turn, the others as found so far."""
-    chain.table.pair_tokens = 64
+    chain.table.pair_tokens = max(64, chain.tokens)
     found: dict[str, Any] = {}
     layers = len(chain.layers)
     for name in ("gate_up", "down", "qkv", "out"):
@@ -387,6 +408,34 @@ def tune(chain: Chain, broken: set[tuple[Way, bool]]) -> dict[str, Any]:
         )
         found[name] = [(label, round(took, 2)) for took, label, _ in times]
     return found
+
+
+def aheads(chain: Chain) -> None:
+    """How far each linear fetches its weights before its input is complete: one after the other, the best kept."""
+    table, layers = chain.table, len(chain.layers)
+    for size in chain.shape.weights.values():
+        way = table.base.normed_way(chain.tokens, *size)
+        if way is not None:
+            table.normed[size] = way
+        table.ways[size] = table.base.way(chain.tokens, *size)
+    print(f"    as the tables say {timed([chain.run], 15) / layers:.2f}", flush=True)
+    for name in ("out", "qkv", "gate_up", "down"):
+        size = chain.shape.weights[name]
+        ways: dict[Any, Any] = table.normed if size in table.normed else table.ways  # type: ignore[assignment]
+        if isinstance(ways[size], Library):
+            continue
+        times = {}
+        for ahead in (0, 1, 2, 4, 8, 16, 32):
+            ways[size] = replace(ways[size], ahead=ahead)
+            times[ahead] = timed([chain.run], 15) / layers
+        best = min(times, key=times.__getitem__)
+        ways[size] = replace(ways[size], ahead=best)
+        print(
+            f"    {name:8} {short(ways[size]):24} ahead", *(f"{a}: {took:.2f}" for a, took in times.items()), flush=True
+        )
+    print(f"    best {timed([chain.run], 15) / layers:.2f}", flush=True)
+    table.ways.clear()
+    table.normed.clear()
 
 
 def heads(model: str, counts: list[int]) -> None:
@@ -420,6 +469,7 @@ def main() -> None:
     parser.add_argument("--types", default="bf16,fp8")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--heads", action="store_true")
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     counts = [int(text) for text in args.tokens.split(",")]
@@ -430,7 +480,7 @@ def main() -> None:
         for model in args.models.split(","):
             heads(model, counts)
     if args.tune:
-        classes = sorted({c if c <= 4 else 16 if c <= 16 else 32 if c <= 32 else 64 for c in counts})
+        classes = sorted({c if c <= 4 or c > 64 else 16 if c <= 16 else 32 if c <= 32 else 64 for c in counts})
         broken = compile_all([(way, c, fp8) for fp8 in types for c in classes for way in candidates(c, fp8=fp8)])
     results: list[dict[str, Any]] = []
     for model in args.models.split(","):
@@ -443,6 +493,10 @@ def main() -> None:
                 chain.at(tokens)
                 chain.table.ways.clear()
                 chain.table.pair_tokens = chain.table.base.pair_tokens
+                if args.ahead:
+                    print(f"{model} {'fp8' if fp8 else 'bf16'} M={tokens}, bytes {chain.floor():.1f}", flush=True)
+                    aheads(chain)
+                    continue
                 line: dict[str, Any] = {"model": model, "fp8": fp8, "tokens": tokens, "floor": round(chain.floor(), 2)}
                 chain.fused = False
                 with launched_late():

@@ -16,6 +16,7 @@ from functools import cache
 
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.runtime import driver
 
 try:
@@ -26,6 +27,7 @@ except ImportError:  # an older triton, or one built for other devices
 FIRST_ARCH = 90  # Hopper
 OFF = {"EARLY": False}
 ON = {"EARLY": True, "launch_pdl": True}
+LINE = 128  # bytes of a cache line
 
 
 @triton.jit
@@ -44,7 +46,7 @@ def trigger(EARLY: tl.constexpr):
 
 @triton.jit
 def fetch(pointers, EARLY: tl.constexpr):
-    """Lines of memory that hold these places, into the level-2 cache: weights of the first tiles, before `wait`."""
+    """Lines of memory that hold these places, into the level-2 cache: weights that are read soon, before `wait`."""
     if EARLY:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -68,3 +70,13 @@ def is_supported() -> bool:
 def options() -> dict[str, bool]:
     """Keyword arguments of a launch: the constant EARLY, and the attribute that goes with it."""
     return ON if is_supported() else OFF
+
+
+def lines_of(columns: int, weight: Tensor) -> int:
+    """Cache lines of so many columns of a weight's row."""
+    return max(1, columns * weight.element_size() // LINE)
+
+
+def ahead_of(wanted: int, there: int) -> int:
+    """Blocks that a program fetches before its input is complete, of those that it reads: a power of two, or none."""
+    return min(wanted, triton.next_power_of_2(there)) if is_supported() else 0

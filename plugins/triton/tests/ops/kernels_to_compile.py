@@ -92,6 +92,8 @@ def _gemv(**changes: Any) -> dict[str, Any]:
         "EVEN": True,
         "PAIRED": False,
         "KIND": "",
+        "LINES": 32,
+        "AHEAD": 0,
         **changes,
     }
 
@@ -148,6 +150,8 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "KIND": "",
         "LINES": 2,
         "UNPACK": False,
+        "QUANTIZE": False,
+        "AHEAD": 0,
         **changes,
     }
 
@@ -486,6 +490,12 @@ KERNELS: dict[str, Entry] = {
         arguments=_tiles(weight=FP8, scale=F32, SWAP=True, K=256, UNPACK=True),
         stages=4,
         without=("cuda:80", "hip:gfx942", "hip:gfx950", "hip:gfx1100"),  # it is written in PTX of Hopper
+    ),
+    "tiles quantizing": Entry(
+        kernel=tiles._tiles,
+        arguments=_tiles(weight=FP8, scale=F32, SWAP=True, SPLITS=1, PAIRED=True, KIND="silu", K=256, QUANTIZE=True),
+        stages=3,
+        without=NO_E4M3FN,
     ),
     "tiles normed": Entry(
         kernel=tiles._tiles, arguments=_tiles(**TILES_ADDED, squares_of=F32, SWAP=True, SPLITS=2), stages=4

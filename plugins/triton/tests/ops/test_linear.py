@@ -26,6 +26,7 @@ from tenon_triton.ops.gated_mlp import gated_mlp
 from tenon_triton.ops.linear import LinearPolicy, Weight, merged_linear
 from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, NormedGemv, Rule, Tiles, Way
 from tenon_triton.ops.norm import add_rms_norm, add_rms_norm_float8
+from tenon_triton.ops.tiles import tiles
 from tenon_triton.ops.offers import register
 
 pytestmark = pytest.mark.unit
@@ -39,6 +40,8 @@ WAYS: list[Way] = [
     Tiles(m=32, n=64, k=32, splits=2, swap=True),
     Tiles(m=16, n=32, k=32, swap=True, widens=True),
     Tiles(m=16, n=32, k=64, splits=2, widens=True),
+    Tiles(m=16, n=32, k=32, swap=True, quantizes=True),
+    Tiles(m=16, n=32, k=64, splits=2, quantizes=True),
 ]
 
 
@@ -120,6 +123,24 @@ def test_gated_mlp(tokens: int, way: Way, scheme: WeightScheme, online: bool) ->
     assert found.shape == wanted.shape
     exact = scheme == FULL and not online
     assert error(found, wanted) < (1e-5 if exact else 0.2)  # FP8: 4 % a product, more where the interpreter rounds
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_tokens_quantized_in_the_product_have_a_scale_a_tile(swap: bool) -> None:
+    inner, out, k = 150, 48, 64
+    tensors = part(out, inner, FP8Channel())
+    weight, scale = tensors["weight"], tensors["scale"].float().reshape(-1)
+    x = (torch.randn(5, inner) * 100).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    x[:, ::k] = 448.0  # the largest of every tile, so that its scale is what the tile is multiplied by here:
+    x *= (
+        torch.tensor([2.0**-20, 1.0, 0.0, 0.25, 64.0])[:, None]
+        * torch.tensor([1.0, 2.0**-9, 8.0]).repeat_interleave(k)[:inner]
+    )
+    found = tiles(x, weight, Tiles(m=16, n=32, k=k, swap=swap, quantizes=True), scale=scale)
+    wanted = x.double() @ (weight.double() * scale.double()[:, None]).t()
+    for row, true in zip(found, wanted, strict=True):
+        assert error(row, true) < 1e-5
+    assert not found[2].any()
 
 
 class FromTwelve:

@@ -100,12 +100,12 @@ class LinearPolicy:
         if not self.shared_bytes or not isinstance(way, Tiles):
             return way
         item = weight.weight.element_size()
-        return way.fitted(self.shared_bytes, weight_bytes=item, x_bytes=2 if way.widens else item)
+        return way.fitted(self.shared_bytes, weight_bytes=item, x_bytes=2 if way.takes_wide else item)
 
     def keeps(self, tokens: int, weight: Weight) -> bool:
         """Whether activations are multiplied by a prepared weight in their own type, not quantized."""
         way = self.way(tokens, weight)
-        if weight.scale is None or (isinstance(way, Tiles) and way.widens):
+        if weight.scale is None or (isinstance(way, Tiles) and way.takes_wide):
             return True
         return isinstance(way, Gemv) and tokens <= MOST_TOKENS
 
@@ -120,7 +120,7 @@ class LinearPolicy:
         if not isinstance(way, Tiles) or way.splits > 1:
             return None
         item = weight.weight.element_size()
-        x_bytes = 2 if way.widens else item
+        x_bytes = 2 if way.takes_wide else item
         return way.fitted(self.shared_bytes, weight_bytes=2 * item, x_bytes=x_bytes) if self.shared_bytes else way
 
     def normed(self, tokens: int, weight: Weight, *, paired: bool = False) -> NormedWay | None:

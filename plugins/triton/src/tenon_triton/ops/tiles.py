@@ -3,7 +3,8 @@
 Split sums are kept in float32 and added by whichever program of a tile arrives last, always in the order of the
 splits: deterministic, in one launch. Its counters return to zero, so that one buffer serves every launch of a queue.
 Swapped, the weight is the left side of the product: 64 rows and more, as large matrix units want. FP8 weights meet FP8
-activations as they are, or are widened to the activations' type on the way. Paired: the weight is gate over up, a
+activations as they are, are widened to the activations' type on the way, or the activations are quantized on it: then
+each tile of a token has a scale of its own, finer than one for the whole token. Paired: the weight is gate over up, a
 program owns the same columns of both and ends with activation(gate) * up. Normed: x and a residual are added and meet
 the norm's weight on the way, their squares are summed beside the product, which is divided by their mean's root last.
 """
@@ -19,14 +20,12 @@ from torch import Tensor
 
 from .. import early
 from ..early import fetch, trigger, wait
+from .float8 import row_scale, to_float8
 from .linear_table import Tiles
 from .mlp import gated
 from .prologue import AddNorm, add_tile, row_factor
 
 MOST_COUNTERS = 1 << 16
-LINE = 128  # bytes of a cache line
-AHEAD: tl.constexpr = tl.constexpr(2)  # tiles of the weight that are fetched before x is complete
-
 
 # e4m3 is bfloat16 without its upper exponent bits: moved to their places, four bytes are four numbers 2^120 too small
 FROM_E4M3: tl.constexpr = tl.constexpr("""
@@ -61,8 +60,15 @@ def _rows_of(weight, w_row, place, in_features, DTYPE: tl.constexpr, EVEN: tl.co
 
 
 @triton.jit
-def _product(taken, held, sums, SWAP: tl.constexpr, PRECISION: tl.constexpr):
-    if SWAP:
+def _product(taken, unit, held, sums, SWAP: tl.constexpr, PRECISION: tl.constexpr, QUANTIZE: tl.constexpr):
+    """sums plus the product of a tile; unit [M]: what quantized tokens are multiples of."""
+    if QUANTIZE:
+        zeros = tl.zeros_like(sums)
+        if SWAP:
+            sums += tl.dot(held, tl.trans(taken), zeros) * unit[None, :]
+        else:
+            sums += tl.dot(taken, tl.trans(held), zeros) * unit[:, None]
+    elif SWAP:
         sums = tl.dot(held, tl.trans(taken), sums, input_precision=PRECISION)
     else:
         sums = tl.dot(taken, tl.trans(held), sums, input_precision=PRECISION)
@@ -101,6 +107,8 @@ def _tiles(
     KIND: tl.constexpr,
     LINES: tl.constexpr,
     UNPACK: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     trigger(EARLY)
@@ -118,11 +126,11 @@ def _tiles(
     second = weight
     if PAIRED:
         second = weight + tl.cast(out_features, tl.int64) * in_features
-    ahead = begin + tl.arange(0, AHEAD * LINES) * (K // LINES)
-    ahead = tl.minimum(ahead, in_features - 1)
-    fetch(weight + w_row[:, None] + ahead[None, :], EARLY)
-    if PAIRED:
-        fetch(second + w_row[:, None] + ahead[None, :], EARLY)
+    if AHEAD > 0:
+        ahead = tl.minimum(begin + tl.arange(0, AHEAD * LINES) * (K // LINES), tl.minimum(end, in_features) - 1)
+        fetch(weight + w_row[:, None] + ahead[None, :], EARLY)
+        if PAIRED:
+            fetch(second + w_row[:, None] + ahead[None, :], EARLY)
     wait(EARLY)
     if SWAP:
         sums = tl.zeros([N, M], tl.float32)
@@ -146,11 +154,16 @@ def _tiles(
                 taken, residual + r_row[:, None] + place[None, :], gain + place,
                 total + token.to(tl.int64) * in_features, place, squares, stores, in_features, EVEN,
             )  # fmt: skip
+        unit = eps
+        if QUANTIZE:
+            wide = taken.to(tl.float32)
+            unit = row_scale(tl.max(tl.abs(wide), 1))
+            taken = to_float8(wide, unit[:, None])
         held = _rows_of(weight, w_row, place, in_features, taken.dtype, EVEN, UNPACK)
-        sums = _product(taken, held, sums, SWAP, PRECISION)
+        sums = _product(taken, unit, held, sums, SWAP, PRECISION, QUANTIZE)
         if PAIRED:
             held = _rows_of(second, w_row, place, in_features, taken.dtype, EVEN, UNPACK)
-            others = _product(taken, held, others, SWAP, PRECISION)
+            others = _product(taken, unit, held, others, SWAP, PRECISION, QUANTIZE)
     if SWAP:
         sums, others = tl.trans(sums), tl.trans(others)
     target = token.to(tl.int64)[:, None] * out_features + column[None, :]
@@ -226,13 +239,14 @@ def tiles(
     """y [tokens, out] of x [tokens, in] and weight [out, in], in `dtype` (x's unless said).
 
     x_scale: float32 [tokens], of FP8 activations. scale: float32 [out], of an FP8 weight, which is multiplied in x's
-    type. activation: the weight is gate over up, and y [tokens, out / 2] = activation(gate) * up; sums are not split.
-    norm: of x and its residual is what is multiplied, and their sum is written.
+    type unless the way quantizes x. activation: the weight is gate over up, and y [tokens, out / 2] = activation(gate)
+    * up; sums are not split. norm: of x and its residual is what is multiplied, and their sum is written.
     """
     tokens, in_features = x.shape
     out_features = weight.shape[0] // (2 if activation else 1)
     assert activation is None or config.splits == 1, "a split sum has no end to activate at"
     y = torch.empty((tokens, out_features), dtype=dtype or x.dtype, device=x.device)
+    quantizes = config.quantizes and weight.itemsize == 1 and x.itemsize > 1
     grid = (triton.cdiv(out_features, config.n), triton.cdiv(tokens, config.m), config.splits)
     parts = counters = squares = None
     if config.splits > 1:
@@ -268,8 +282,10 @@ def tiles(
         PRECISION="ieee" if x.dtype == torch.float32 else None,
         PAIRED=activation is not None,
         KIND=activation or "",
-        UNPACK=weight.itemsize == 1 and x.dtype == torch.bfloat16 and early.is_supported(),
-        LINES=max(1, config.k * weight.element_size() // LINE),
+        UNPACK=weight.itemsize == 1 and x.dtype == torch.bfloat16 and not quantizes and early.is_supported(),
+        QUANTIZE=quantizes,
+        LINES=early.lines_of(config.k, weight),
+        AHEAD=early.ahead_of(config.ahead, triton.cdiv(triton.cdiv(in_features, config.k), config.splits)),
         num_warps=config.warps,
         num_stages=config.stages,
         **early.options(),
