@@ -26,8 +26,8 @@ from tenon_triton.ops.gated_mlp import gated_mlp
 from tenon_triton.ops.linear import LinearPolicy, Weight, merged_linear
 from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, NormedGemv, Rule, Tiles, Way
 from tenon_triton.ops.norm import add_rms_norm, add_rms_norm_float8
-from tenon_triton.ops.tiles import tiles
 from tenon_triton.ops.offers import register
+from tenon_triton.ops.tiles import tiles
 
 pytestmark = pytest.mark.unit
 FULL, HALF = Dense(stored=DType.FLOAT32), Dense(stored=DType.FLOAT16)
