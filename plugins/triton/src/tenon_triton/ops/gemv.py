@@ -140,9 +140,9 @@ def _gemv(
         x, weight, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, LINES, AHEAD, EARLY
     )
     b0, b1, b2, b3 = a0, a1, a2, a3
-    if PAIRED:  # x is complete by now
+    if PAIRED:
         b0, b1, b2, b3 = _dots(
-            x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, LINES, 0, False
+            x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, LINES, 0, EARLY
         )
     store_row(y, 0, a0, b0, scale, bias, row, out_features, PAIRED, KIND)
     if M > 1:

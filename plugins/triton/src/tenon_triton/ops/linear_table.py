@@ -124,12 +124,19 @@ LIBRARY = Library()
 # weights where the library reads at 2.5 to 3.6. Up to 64 tokens: tiles with the weight on the left; their sums are
 # split so that all of the device has work, but not a gated MLP's first ones, which end with the activation. The norm in
 # the product's launch (`triton_fused.py`) saves 3 % of a wide layer of one token, and 11 % of a narrow one in FP8.
+# Tokens quantized in an FP8 MLP's first product, which then ends with the activation, save a launch: 7 % of a wide
+# layer of 2 and 4 tokens, 3 of 8, 2 of 16 and 32; at 64 they cost 10. Up to 256 tokens own tiles serve narrow layers:
+# 5 % of one of 128 tokens, 1 of 192 and 256; of wide ones the MLP's first product (4 % of 128), in FP8 the others (6).
 NARROW, SQUARE, MIDDLE, WIDE = 1024, 4096, 8192, 65536
 _PAIRS = Gemv(rows=2, block=1024, warps=4)
 
 
 def _left(m: int, k: int, splits: int, *, n: int = 64, warps: int = 4, stages: int = 4) -> Tiles:
     return Tiles(m=m, n=n, k=k, splits=splits, warps=warps, stages=stages, swap=True)
+
+
+def _quantizing(m: int, splits: int, *, warps: int = 8) -> Tiles:
+    return Tiles(m=m, n=128, k=128, splits=splits, warps=warps, swap=True, quantizes=True)
 
 
 BANDWIDTH = LinearTable(
@@ -155,8 +162,15 @@ BANDWIDTH = LinearTable(
         Rule(max_tokens=64, way=_left(64, 128, 2), max_out=SQUARE),
         Rule(max_tokens=64, way=_left(64, 128, 1), max_out=WIDE),
         Rule(max_tokens=64, way=_left(64, 128, 1, n=128, warps=8)),
+        Rule(max_tokens=128, way=Tiles(m=64, n=64, k=128, splits=4), max_out=NARROW, max_in=SQUARE),
+        Rule(max_tokens=128, way=Tiles(m=64, n=64, k=128), max_out=SQUARE, max_in=NARROW),
+        Rule(max_tokens=128, way=_left(64, 64, 1, stages=5), max_out=MIDDLE, max_in=NARROW),
+        Rule(max_tokens=128, way=LIBRARY, max_out=MIDDLE),
+        Rule(max_tokens=128, way=_left(128, 64, 1, n=128, warps=8), max_out=WIDE),
+        Rule(max_tokens=256, way=Tiles(m=64, n=64, k=128, splits=2), max_out=NARROW, max_in=SQUARE),
+        Rule(max_tokens=256, way=_left(128, 64, 1, stages=5), max_out=MIDDLE, max_in=NARROW),
     ),
-    pair_tokens=64,
+    pair_tokens=256,
     normed=(
         Rule(max_tokens=1, way=None, max_in=2048),
         Rule(max_tokens=1, way=NormedGemv(rows=2, turns=6, warps=8), max_out=MIDDLE),
@@ -172,15 +186,21 @@ FLOAT8_BANDWIDTH = LinearTable(
         Rule(max_tokens=4, way=Gemv(rows=4, block=1024, warps=8), max_out=NARROW),
         Rule(max_tokens=16, way=_left(16, 256, 4), max_out=NARROW),
         Rule(max_tokens=16, way=_left(16, 512, 2, stages=3), max_out=SQUARE),
-        Rule(max_tokens=16, way=_left(16, 256, 1)),
+        Rule(max_tokens=16, way=_left(16, 256, 1), max_out=MIDDLE, max_in=2048),
+        Rule(max_tokens=4, way=_quantizing(16, 4, warps=4), max_out=MIDDLE),
+        Rule(max_tokens=16, way=_left(16, 256, 1), max_out=MIDDLE),
+        Rule(max_tokens=16, way=_quantizing(16, 1)),
         Rule(max_tokens=32, way=_left(32, 256, 4), max_out=NARROW),
         Rule(max_tokens=32, way=_left(32, 512, 2, stages=3), max_out=SQUARE),
-        Rule(max_tokens=32, way=_left(32, 256, 1)),
+        Rule(max_tokens=32, way=_left(32, 256, 1), max_out=MIDDLE),
+        Rule(max_tokens=32, way=_quantizing(32, 1)),
         Rule(max_tokens=64, way=_left(64, 256, 4), max_out=NARROW),
         Rule(max_tokens=64, way=_left(64, 256, 1), max_out=MIDDLE, max_in=8192),
         Rule(max_tokens=64, way=_left(64, 512, 2, stages=3), max_out=SQUARE),
         Rule(max_tokens=64, way=_left(64, 128, 1, n=128, warps=8)),
+        Rule(max_tokens=128, way=Tiles(m=128, n=32, k=128, splits=2), max_out=SQUARE),
+        Rule(max_tokens=128, way=Tiles(m=128, n=32, k=128), max_out=MIDDLE),
     ),
-    pair_tokens=1,
+    pair_tokens=32,
     normed=(Rule(max_tokens=1, way=NormedGemv(rows=4, turns=2, warps=4), max_in=NARROW),),
 )
