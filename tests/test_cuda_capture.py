@@ -6,7 +6,7 @@ recorded with and into the outputs it had then. A step that ran twice, or not at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from tiny_models import make_tiny
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.start import warm_up
 from tenon_cuda.execution import CUDAExecution
+from tenon_cuda.graphs import CaptureExecutable
 from tenon_cuda.options import CUDAOptions
 from tenon_platforms.batch import Logprobs, StepOutputs
 from tenon_platforms.device import Device
 from tenon_platforms.execution import Execution
+from tenon_platforms.shapes import ShapeKey
 from tenon_sim.device import SimDevice
 from tenon_sim.platform import SimPlatform
 from tenon_sim.trees import tensors_of
@@ -123,3 +125,27 @@ def test_captured_steps_give_the_tokens_of_eager_ones(tiny: Any, prepared: bool,
     assert tokens_of(assembled, **params) == expected  # every key by replay now
     assembled.engine.shutdown()
     assert platform.recorder.num_live == 0
+
+
+def test_what_serving_will_launch_is_compiled_before_anything_is_prepared(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = CapturingSim()
+    assembled = made(tiny, platform)
+    ahead: list[tuple[ShapeKey, int]] = []
+
+    def compile_ahead(self: CaptureExecutable, steps: Iterable[tuple[ShapeKey, Any]]) -> None:
+        assert platform.recorder.num_live == 0
+        ahead.extend((key, inputs.inputs.token_ids.shape[0]) for key, inputs in steps)
+
+    monkeypatch.setattr(CaptureExecutable, "compile_ahead", compile_ahead)
+    warm_up(assembled, assembled.engine.device)
+    eager = list(assembled.policy.eager_keys())
+    assert [key for key, _ in ahead[: len(eager)]] == eager
+    typical = ahead[len(eager) :]
+    assert typical[-1][0].mode.filters
+    prompts = typical[:-1]
+    assert [tokens for _, tokens in prompts] == [key.tokens for key, _ in prompts]
+    assert [key.tokens for key, _ in prompts][-2:] == [64, 32]
+    assert not any(key.static or key.is_decode for key, _ in prompts)
+    assembled.engine.shutdown()

@@ -7,7 +7,7 @@ Compile is not capture: lazy capture of compiled kernels is fine, a compile afte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,13 @@ class Executable(ABC):
     kind: ExecutableKind = ExecutableKind.EAGER
     num_compiles: int = 0
     fingerprint: str = ""
+
+    def compile_ahead(self, steps: Iterable[tuple[ShapeKey, Any]]) -> None:  # noqa: B027  a hint
+        """Compile what steps of such keys and inputs launch, much of it at a time, before `prepare` and `run` need it.
+
+        A hint, given once before the first `prepare`: what is left out is compiled there. Nothing is to be seen of it
+        but the time. By default `steps`, whose inputs are made as they are asked for, is not even begun.
+        """
 
     @abstractmethod
     def prepare(self, key: ShapeKey, inputs: Any) -> None:

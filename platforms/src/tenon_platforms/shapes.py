@@ -104,6 +104,12 @@ class ShapePolicy(ABC):
         """Keys that may be prepared while serving; devices that compile have none."""
         return iter(())
 
+    def typical_keys(self) -> Iterator[ShapeKey]:
+        """Keys beside the eager ones that serving will have, one of a kind and not necessarily static: what they launch
+        is compiled before *ready* where the executable can (`Executable.compile_ahead`). By default the lazy ones.
+        """
+        return self.lazy_keys()
+
 
 @dataclass(slots=True, kw_only=True)
 class DynamicShapes(ShapePolicy):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenon_cuda import graphs
 from tenon_cuda.execution import LARGE_MEMORY, CUDAExecution, decode_rows
 from tenon_cuda.graphs import CaptureExecutable
 from tenon_cuda.options import CUDAOptions
@@ -43,6 +44,29 @@ def test_row_counts_ascend_to_the_most_and_pad_little(most: int) -> None:
     assert sizes[0] == 1
     for before, size in pairwise(sizes):
         assert size - before <= max(8, before // 4)
+
+
+def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
+    policy, _ = policy_of(64, memory=LARGE_MEMORY)
+    keys = list(policy.typical_keys())
+    prompts = [key.tokens for key in keys if not key.is_decode]
+    assert prompts == [8192, 1024, 256, 128, 64, 32]
+    assert all(policy.key(key) == key for key in keys)
+    assert [key.mode.filters for key in keys if key.is_decode] == [True]
+    assert not set(keys) & set(policy.eager_keys())
+
+
+def test_steps_are_compiled_ahead_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        graphs, "compile_steps", lambda step, steps, threads: asked.append((step(7), list(steps), threads))
+    )
+    executable = CaptureExecutable(lambda inputs: inputs + 1, name="step", recorder=object())  # type: ignore[arg-type]
+    executable.compile_ahead([(key_of(), "inputs")])
+    ((found, steps, threads),) = asked
+    assert found == 8
+    assert steps == [(key_of(), "inputs")]
+    assert 1 <= threads <= graphs.MOST_THREADS
 
 
 def test_row_counts_are_those_of_the_docstring() -> None:

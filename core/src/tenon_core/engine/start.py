@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,9 @@ def load(
 def warm_up(assembled: Assembled, device: Device) -> None:
     """Compile, capture or run every key of the lattice that must be ready before requests are."""
     with _no_garbage_collection(), device.inference_context():
-        for key in assembled.policy.eager_keys():
+        keys = list(assembled.policy.eager_keys())
+        assembled.runner.compile_ahead(chain(keys, assembled.policy.typical_keys()))
+        for key in keys:
             assembled.runner.prepare(key)
 
 

@@ -7,7 +7,7 @@ row needs the host between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -243,17 +243,13 @@ class Runner:
         A key that the step's kernels cannot be captured for is left to run eagerly, one that no step will have is left
         out: a pooling model neither decodes nor samples.
         """
-        if not self._can_prepare(key) or (self._is_pooling and (key.is_decode or key.mode != GREEDY)):
+        if not self._serves(key):
             return
         if self._fixed_sizes and not self._between_is_warm:
             self._between_is_warm = True
             self._rows.warm()
             self._copy_blocks(NO_COPIES)
-        longest = self._limits.max_blocks * self._limits.block_size
-        delta = _dummy_delta(key, self._limits.max_rows, longest)
-        inputs = self._packer.pack(delta, key, _host_batch(delta))
-        self._rows.write_blocks(inputs.write_places, inputs.write_blocks)  # all padding: the dummy row's
-        call = StepCall(inputs=inputs, plans=self._plan(key, inputs))
+        key, call = self._dummy_step(key)
         self.step.prepare(key, call)
         if key.mode.grammar:
             self.forward.prepare(key, call)
@@ -261,6 +257,29 @@ class Runner:
             call.grammar_mask = self._mask_to_device(key, NO_MASK)
             self.sample.prepare(key, call)
         self._device.synchronize()
+
+    def compile_ahead(self, keys: Iterable[ShapeKey]) -> None:
+        """Let the step's executable compile what steps of `keys` launch, before they are prepared one by one."""
+        self.step.compile_ahead(self._dummy_steps(keys))
+
+    def _dummy_steps(self, keys: Iterable[ShapeKey]) -> Iterator[tuple[ShapeKey, StepCall]]:
+        for key in filter(self._serves, keys):
+            yield self._dummy_step(key)
+            self._device.synchronize()  # the next one is packed where this one was copied from
+
+    def _dummy_step(self, key: ShapeKey) -> tuple[ShapeKey, StepCall]:
+        """A step of dummy rows, and its key: as given, or what so many tokens need where that has no fixed sizes."""
+        delta = _dummy_delta(key, self._limits.max_rows, self._limits.max_blocks * self._limits.block_size)
+        host = _host_batch(delta)
+        key = key if key.static else _need(delta, host)
+        inputs = self._packer.pack(delta, key, host)
+        if key.static:
+            self._rows.write_blocks(inputs.write_places, inputs.write_blocks)  # all padding: the dummy row's
+        return key, StepCall(inputs=inputs, plans=self._plan(key, inputs))
+
+    def _serves(self, key: ShapeKey) -> bool:
+        """Whether a step of this key can be prepared, and the model has such steps."""
+        return self._can_prepare(key) and not (self._is_pooling and (key.is_decode or key.mode != GREEDY))
 
     def _forget_captures(self) -> None:
         """A table of the rows' state has grown into another tensor, which captures do not read: capture anew."""

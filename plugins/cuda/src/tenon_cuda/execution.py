@@ -3,10 +3,10 @@
     rows   1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...     a captured size each
     mode   greedy and plain sampling; any other when a batch first needs it
 
-At the start the powers of two and the largest size are recorded, the others when a step first needs them: a recording
-takes some hundredths of a second, and all of them would be most of a start. A row of padding reads one block and costs
-next to nothing. A step of a captured key is one packed copy and one replay: forward, sampling and the rows' update lie
-in one graph.
+At the start all kernels of decodes, prompts and filtered sampling are compiled, many at a time; the powers of two and
+the largest size are recorded, the others when a step first needs them: a recording takes some hundredths of a second,
+and all of them would be most of a start. A row of padding reads one block and costs next to nothing. A step of a
+captured key is one packed copy and one replay: forward, sampling and the rows' update lie in one graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tenon_platforms.execution import EagerExecutable, EngineLimits, Executable, Execution
-from tenon_platforms.shapes import DynamicShapes, LatticeShapes, ScheduleLimits, ShapeKey, ShapePolicy
+from tenon_platforms.shapes import DynamicShapes, LatticeShapes, SamplingMode, ScheduleLimits, ShapeKey, ShapePolicy
+from tenon_triton.compiling import count
 
 from .graphs import CaptureExecutable, GraphPool, GraphRecorder, Recorder
 from .options import CUDAOptions
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 8192
 LARGE_MEMORY = 64 << 30  # bytes of a card that has the speed for the larger budget
 FIRST_ROWS = (1, 2, 4)
+PROMPT_TOKENS = (1024, 256, 128, 64, 32)
+FILTERED = SamplingMode(noise=True, filters=True)
 ROW_STEPS = ((64, 8), (128, 16), (512, 32), (1024, 64), (1 << 30, 128))  # (up to, step)
 
 
@@ -39,6 +42,14 @@ class CaptureLattice(LatticeShapes):
 
     def lazy_keys(self) -> Iterator[ShapeKey]:
         return (key for key in LatticeShapes.eager_keys(self) if not self._is_first(key))
+
+    def typical_keys(self) -> Iterator[ShapeKey]:
+        """Prompts of the sizes at which a linear or an attention takes another way, and filtered sampling."""
+        for tokens in (self.limits.max_tokens, *PROMPT_TOKENS):
+            if tokens <= self.limits.max_tokens:
+                yield ShapeKey(tokens=tokens, rows=1, logits=1, max_query=tokens, blocks=0)
+        rows = self.decode_rows[0]
+        yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
 
     def _is_first(self, key: ShapeKey) -> bool:
         return key.rows & (key.rows - 1) == 0 or key.rows == self.decode_rows[-1]
@@ -55,6 +66,10 @@ class CUDAExecution(Execution):
         self._memory = memory
         self._recorder = recorder or GraphRecorder(GraphPool())
         self._captures = settings.graphs
+
+    @property
+    def num_compiles(self) -> int:
+        return count()
 
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:
         default = LARGE_STEP_TOKENS if self._memory >= LARGE_MEMORY else STEP_TOKENS

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,10 +23,12 @@ import torch
 from tenon_platforms.device import Fault
 from tenon_platforms.execution import Executable, ExecutableKind
 from tenon_platforms.shapes import ShapeKey
+from tenon_triton.compiling import compile_steps
 
 from .faults import classify
 
 LOG = logging.getLogger(__name__)
+MOST_THREADS = 16  # that compile at a time; more wait for each other
 
 
 class Graph(Protocol):
@@ -109,7 +112,9 @@ def _inside(graph: Any, fn: Callable[[Any], Any], inputs: Any) -> Any:
 
 
 class CaptureExecutable(Executable):
-    """num_captures: graphs recorded so far. A capture is no compilation: `num_compiles` stays 0."""
+    """num_captures: graphs recorded so far. A capture is no compilation: `num_compiles` stays 0, since the kernels that
+    Triton compiles are counted for the whole process (`CUDAExecution`).
+    """
 
     kind = ExecutableKind.CAPTURE
 
@@ -122,6 +127,9 @@ class CaptureExecutable(Executable):
         self._last: tuple[ShapeKey, Callable[[], None], Any] | None = None  # steady steps bring the same key object
         self.num_captures = 0
         self.fingerprint = f"cuda-graph:{name}"
+
+    def compile_ahead(self, steps: Iterable[tuple[ShapeKey, Any]]) -> None:
+        compile_steps(self._fn, steps, threads=min(len(os.sched_getaffinity(0)), MOST_THREADS))
 
     def prepare(self, key: ShapeKey, inputs: Any) -> None:
         """Run once eagerly, so that kernels are compiled and workspaces made, then record and replay once."""
