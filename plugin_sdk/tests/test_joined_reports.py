@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 
+from tenon_platforms.builtin.reference.platform import ReferencePlatform
 from tenon_platforms.conformance_record import read_records
 from tenon_platforms.errors import ConfigError
 from tenon_plugin_sdk.conformance.part import Part
+from tenon_plugin_sdk.conformance.plugin import Run
+from tenon_plugin_sdk.conformance.profile import QUICK
+from tenon_plugin_sdk.conformance.registry import checks_of
 from tenon_plugin_sdk.conformance.report.joined import join
 from tenon_plugin_sdk.conformance.report.results import Entry, Results, to_json
+from tenon_plugin_sdk.conformance.subject import Subject
 from tenon_plugin_sdk.scaffold.cli import main
 
 pytestmark = pytest.mark.unit
@@ -76,8 +81,6 @@ def test_two_parts_joined_are_the_whole_run(tmp_path: Path, monkeypatch: pytest.
     ("arguments", "said"),
     [
         (("--part", "3/2"), "--part 3/2: expected K/N, the K-th of N parts"),
-        (("--part", "0/2"), "--part 0/2: expected K/N"),
-        (("--part", "2"), "--part 2: expected K/N"),
         (("--level", "L0,", "--part", "99/99"), "--part 99/99: there are only 8 checks"),
         (("--part", "1/2", "--baseline", "any.json"), "a part has not all figures"),
     ],
@@ -93,6 +96,19 @@ def test_a_run_that_was_stopped_claims_no_level(tmp_path: Path) -> None:
     _, said, report = run_kit(tmp_path, "--level", "L1", "-p", "stopping")
     assert len(report["checks"]) == 1 and report["highest_level"] is None
     assert "conforms up to" not in said
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "-1/2", "1/2/3", "a/b", "1/", "1.0/2"])
+def test_what_names_no_part_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--part {text}: expected K/N"):
+        Part.parse(text)
+
+
+def test_the_command_of_a_check_runs_that_one_check() -> None:
+    subject, check = Subject.of(ReferencePlatform()), checks_of("L1")[0]
+    (case, *_) = check.cases_of(subject, QUICK)
+    run = Run(subject=subject, profile=QUICK, levels=["L1"], exceptions=(), results=results(part=Part.parse("1/2")))
+    assert run.command(check, case, 0).endswith(f'--level L1, --profile quick -k "{check.address(case)}"')
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 7])

@@ -141,6 +141,7 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
     if not name:
         raise pytest.UsageError("name the platform to test: --platform NAME, or `platform` in the suite's class")
     try:
+        part = _part(config)
         options = {**suite.options, **_options(name, config.getoption("--platform-opt"))}
         subject = Subject.installed(name, options)
         exceptions = read_exceptions(_exceptions_path(config, suite, file, subject))
@@ -148,7 +149,6 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
         if (path := config.getoption("--baseline")) is not None:
             subject.baseline = read_baseline(Path(path), config.getoption("--baseline-ratio"))
         levels = levels_up_to(config.getoption("--level") or suite.level)
-        part = _part(config)
     except (TenonError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
     profile = PROFILES[config.getoption("--profile") or suite.profile]
