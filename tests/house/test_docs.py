@@ -45,6 +45,7 @@ KIT_FLAGS = {
     "--exceptions",
     "--seeds",
     "--first-seed",
+    "--part",
     "--baseline",
     "--baseline-ratio",
 }  # of the conformance kit, for pytest

@@ -16,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .exceptions import Excused
+    from .part import Part
     from .profile import Profile
     from .registry import Case, Check
     from .report.progress import Progress
@@ -28,7 +29,7 @@ PROGRESS: pytest.StashKey[Progress] = pytest.StashKey()
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One platform's run: the subject, what is excused, and what came of it."""
+    """One platform's run: the subject, what is excused, what came of it. num_checks: of its levels, once collected."""
 
     subject: Subject
     profile: Profile
@@ -36,6 +37,7 @@ class Run:
     exceptions: tuple[Excused, ...]
     results: Results
     seeds: int = 1
+    num_checks: int = 0
     today: datetime.date = field(default_factory=datetime.date.today)
     started: float = field(default_factory=time.time)
 
@@ -70,6 +72,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--profile", choices=("quick", "full"), help="how long to look; default quick")
     group.addoption("--seeds", type=int, default=1, metavar="N", help="run checks that draw with N seeds; default 1")
     group.addoption("--first-seed", type=int, default=0, metavar="K", help="the first of the seeds; default 0")
+    group.addoption(
+        "--part", metavar="K/N", help="the K-th of N parts, for N processes; tenon-sdk join-reports joins them"
+    )
     group.addoption("--baseline", metavar="PATH", help="an earlier --report: L7 fails where a figure got worse")
     group.addoption("--baseline-ratio", type=float, default=1.5, metavar="X", help="times worse that is still well")
     group.addoption("--exceptions", metavar="PATH", help="conformance.yaml; default: beside the platform's manifest")
@@ -99,7 +104,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 pytest.mark.xfail(strict=True, reason=f"{excuse.reason} ({excuse.link}, until {excuse.expires})")
             )
         params.append(pytest.param(run, check, case, id=address, marks=marks))
-    metafunc.parametrize(("conformance_run", "conformance_check", "conformance_case"), params)
+    metafunc.parametrize(("conformance_run", "conformance_check", "conformance_case"), _part_of(run, params))
+
+
+def _part_of(run: Run, params: list[Any]) -> list[Any]:
+    """All, or those of the part that was asked for."""
+    run.num_checks = len(params)
+    if run.results.part is None:
+        return params
+    run.results.part = replace(run.results.part, levels=tuple(run.levels), checks=len(params))
+    try:
+        return run.results.part.take(params)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def _run_of(config: pytest.Config, suite: Any, file: Path) -> Run:
@@ -124,6 +141,7 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
     if not name:
         raise pytest.UsageError("name the platform to test: --platform NAME, or `platform` in the suite's class")
     try:
+        part = _part(config)
         options = {**suite.options, **_options(name, config.getoption("--platform-opt"))}
         subject = Subject.installed(name, options)
         exceptions = read_exceptions(_exceptions_path(config, suite, file, subject))
@@ -134,10 +152,22 @@ def _make_run(config: pytest.Config, suite: Any, file: Path) -> Run:
     except (TenonError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
     profile = PROFILES[config.getoption("--profile") or suite.profile]
-    profile = replace(profile, seed=profile.seed + config.getoption("--first-seed"))
-    seeds = max(config.getoption("--seeds"), 1)
-    results = Results(platform=name, profile=profile.name, options=dict(subject.options), seeds=seeds)
+    first_seed, seeds = config.getoption("--first-seed"), max(config.getoption("--seeds"), 1)
+    profile = replace(profile, seed=profile.seed + first_seed)
+    results = Results(platform=name, profile=profile.name, options=dict(subject.options), part=part)
+    results.seeds, results.first_seed = seeds, first_seed
     return Run(subject=subject, profile=profile, levels=levels, exceptions=exceptions, results=results, seeds=seeds)
+
+
+def _part(config: pytest.Config) -> Part | None:
+    """Which part was asked for."""
+    from .part import Part
+
+    if (text := config.getoption("--part")) is None:
+        return None
+    if config.getoption("--baseline") is not None:
+        raise ValueError("--part with --baseline: a part has not all figures; compare a run of `--level L7,` alone")
+    return Part.parse(text)
 
 
 def _options(name: str, given: list[str]) -> dict[str, str]:
@@ -212,30 +242,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                 terminalreporter.section(f"conformance of {run.results.platform}")
                 terminalreporter.write_line(f"the platform does not open:\n{run.subject.error}")
             continue
-        run.results.whole = _is_whole(config)
+        run.results.whole = _is_whole(run)
         run.results.finish(run.subject, seconds=time.time() - run.started)
         terminalreporter.section(f"conformance of {run.results.platform}, {run.results.profile} profile")
         for line in table_lines(run.results, run.levels):
             terminalreporter.write_line(line)
         _write_reports(config, run, terminalreporter)
-        if run.results.whole:
-            keep(run.results, run.subject)
+        keep(run.results, run.subject.manifest)
 
 
-def _is_whole(config: pytest.Config) -> bool:
-    """Whether no check was left out by name: a part of a run says nothing of a level."""
-    return not (config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect"))
+def _is_whole(run: Run) -> bool:
+    """Whether every check ran. A part, what a name selects and what was stopped early say nothing of a level."""
+    return run.results.part is None and run.results.num_checks() == run.num_checks
 
 
 def _write_reports(config: pytest.Config, run: Run, terminalreporter: pytest.TerminalReporter) -> None:
     from .report.html import page
-    from .report.results import to_json
+    from .report.results import to_json, write_report
 
     for option, text in (("--report", to_json), ("--html", page)):
         path = config.getoption(option)
         if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(text(run.results), encoding="utf-8")
+            write_report(Path(path), text(run.results))
             terminalreporter.write_line(f"written: {path}")
 
 

@@ -1,4 +1,5 @@
-"""`tenon-sdk`: the plugin developer's command. `tenon-sdk new NAME [--dir DIR]` writes a plugin.
+"""`tenon-sdk`: the plugin developer's command. `tenon-sdk new NAME [--dir DIR]` writes a plugin;
+`tenon-sdk join-reports --report OUT.json PART.json...` makes one report of the conformance kit's parts.
 
 Exit codes are those of `tenon`: 0 done, 2 the request is wrong.
 """
@@ -32,8 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     new = commands.add_parser("new", help="write a plugin that installs, conforms and serves, ready to be filled in")
     new.add_argument("name", metavar="NAME", help="the platform's name, as --platform will take it: acme")
     new.add_argument("--dir", type=Path, metavar="DIR", help="the folder to write; default: tenon-NAME, here")
+    joining = commands.add_parser("join-reports", help="make one report of those of the conformance kit's parts")
+    joining.add_argument("parts", nargs="+", type=Path, metavar="PART.json", help="what --report wrote in each run")
+    joining.add_argument("--report", required=True, type=Path, metavar="OUT.json", help="write the results as JSON")
+    joining.add_argument("--html", type=Path, metavar="OUT.html", help="write the results as a page")
     given = parser.parse_args(arguments)
     try:
+        if given.command == "join-reports":
+            return _join(given.parts, given.report, given.html)
         return _new(given.name, given.dir)
     except TenonError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -47,6 +54,23 @@ def _new(name: str, folder: Path | None) -> int:
 
     names, target, written = write_plugin(name, folder)
     print(NEXT.format(name=names.name, distribution=names.distribution, folder=target, count=len(written)), end="")
+    return 0
+
+
+def _join(parts: Sequence[Path], report: Path, html: Path | None) -> int:
+    from ..conformance.registry import LEVELS
+    from ..conformance.report.html import page
+    from ..conformance.report.joined import join, remember
+    from ..conformance.report.results import to_json, write_report
+    from ..conformance.report.terminal import table_lines
+
+    results = join(parts)
+    print("\n".join(table_lines(results, LEVELS)))
+    for path, text in ((report, to_json), (html, page)):
+        if path is not None:
+            write_report(path, text(results))
+            print(f"written: {path}")
+    remember(results)
     return 0
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tenon_platforms.conformance_record import ConformanceRecord, driver_text, write_record
@@ -16,7 +17,10 @@ from tenon_platforms.conformance_record import ConformanceRecord, driver_text, w
 from ..registry import LEVELS
 
 if TYPE_CHECKING:
+    from tenon_platforms.manifest import Manifest
+
     from ..exceptions import Excused
+    from ..part import Part
     from ..registry import Case, Check
     from ..subject import Subject
 
@@ -42,7 +46,8 @@ class Entry:
 class Results:
     """A run. seeds: how many it drew with. measured: figures of L7. machine, seconds, served: filled by `finish`.
 
-    whole: no check of its levels was left out by name. served: the kernels that ran and are the platform's own.
+    whole: no check of its levels was left out. part: which part of a run it is, None: no `--part`. missing: what a
+    report that was joined of others lacks. served: the kernels that ran and are the platform's own.
     silent: its offers that served nothing they were asked for, with a reason.
     """
 
@@ -54,7 +59,10 @@ class Results:
     machine: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     seeds: int = 1
+    first_seed: int = 0
     whole: bool = True
+    part: Part | None = None
+    missing: tuple[str, ...] = ()
     served: tuple[str, ...] = ()
     silent: dict[str, str] = field(default_factory=dict)
 
@@ -84,6 +92,10 @@ class Results:
         self.machine = fingerprint(subject)
         self.measured = dict(subject.measured)
         self.served, self.silent = subject.own_kernels()
+
+    def num_checks(self) -> int:
+        """How many checks came to something. One that fails at its end, too, has two entries."""
+        return len({entry.address for entry in self.entries})
 
     def of(self, level: str) -> list[Entry]:
         """A level's entries."""
@@ -154,22 +166,22 @@ def fingerprint(subject: Subject) -> dict[str, Any]:
     return found
 
 
-def keep(results: Results, subject: Subject) -> str | None:
-    """Keep a run that began with L0 for `tenon doctor`; where it was written, None where it was not."""
-    if not results.of("L0") or subject.manifest is None or subject.error is not None:
+def keep(results: Results, manifest: Manifest | None) -> str | None:
+    """Keep a whole run that began with L0 for `tenon doctor`; where it was written, None where it was not."""
+    if not results.whole or not results.of("L0") or manifest is None or "driver" not in results.machine:
         return None
     versions = results.machine["versions"]
     record = ConformanceRecord(
         core=versions.get("tenon-core", ""),
-        plugin=subject.manifest.version,
-        driver=driver_text(subject.device.info.driver),
+        plugin=manifest.version,
+        driver=results.machine["driver"],
         highest=results.highest(),
         profile=results.profile,
         when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         options=results.options,
         counts={level: results.counts(level) for level in LEVELS if results.of(level)},
     )
-    file = write_record(subject.name, record)
+    file = write_record(results.platform, record)
     return None if file is None else str(file)
 
 
@@ -180,6 +192,10 @@ def to_json(results: Results) -> str:
         "platform": results.platform,
         "profile": results.profile,
         "seeds": results.seeds,
+        "first_seed": results.first_seed,
+        "whole": results.whole,
+        "part": None if results.part is None else asdict(results.part),
+        "missing": list(results.missing),
         "options": results.options,
         "highest_level": results.highest(),
         "seconds": round(results.seconds, 3),
@@ -190,6 +206,12 @@ def to_json(results: Results) -> str:
         "checks": [asdict(entry) for entry in results.entries],
     }
     return json.dumps(data, indent=1, default=str) + "\n"
+
+
+def write_report(path: Path, text: str) -> None:
+    """A file of results, its folder with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def slowest(entries: Iterable[Entry], count: int = 5) -> list[Entry]:

@@ -31,8 +31,9 @@ def verdict(results: Results) -> str:
     if results.whole and results.of("L0"):
         return f"{results.platform} conforms to no level yet, counted from L0"
     failed = sum(entry.outcome == "failed" for entry in results.entries)
+    missing = f" (missing: {'; '.join(results.missing)})" if results.missing else ""
     return (
-        f"a part of the checks: {f'{failed} of {len(results.entries)} failed' if failed else 'none failed'};"
+        f"a part of the checks{missing}: {f'{failed} of {len(results.entries)} failed' if failed else 'none failed'};"
         f" which level {results.platform} conforms to, a whole run from L0 says"
     )
 
