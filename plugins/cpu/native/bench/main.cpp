@@ -2,6 +2,7 @@
 // weight type and instruction set of this machine.
 //
 //     tenon_cpu_bench [--threads N] [--isa NAME|all] [--types Q4_1,BF16] [--tokens 1,16,128] [--fine] [--shape smollm2|1b]
+//     tenon_cpu_bench --share [--threads N] [--shape smollm2|1b] [--tokens 512] [--layers N] [--rounds N]    bfloat16 with AMX
 //     tenon_cpu_bench --attention [--threads N] [--isa NAME|all]
 //
 // A line: milliseconds of all linears of one step (median of rounds, least; CPU time of all threads), the weights' GB/s, and 10^9 products and sums a second.
@@ -14,14 +15,11 @@
 #include <string>
 #include <vector>
 
-#if __has_include(<sys/mman.h>)
-#include <sys/mman.h>
-#endif
-
-#include "linear/packed.h"
+#include "linears.h"
 #include "tenon_cpu.h"
 
 void time_attention(int threads, const char* isa);  // attention.cpp
+void measure_share(const Shape& shape, int64_t tokens, int64_t layers, int rounds);  // share.cpp
 
 namespace {
 
@@ -35,17 +33,6 @@ const Type TYPES[] = {{"F32", 0},  {"F16", 1},   {"Q4_0", 2},  {"Q4_1", 3},  {"Q
                       {"Q8_0", 8}, {"Q4_K", 12}, {"Q5_K", 13}, {"Q6_K", 14}, {"BF16", 30}};
 const char* const ISAS[] = {"portable", "avx2", "avx512", "avx512_vnni", "amx"};
 
-struct Shape {
-    const char* name;
-    int64_t hidden, qkv, inner, layers, vocab;
-};
-const Shape SHAPES[] = {{"smollm2", 576, 960, 1536, 30, 49152}, {"1b", 2048, 2560, 5632, 22, 32000}};
-
-[[noreturn]] void fail(const char* what) {
-    std::fprintf(stderr, "%s\n", what);
-    std::exit(2);
-}
-
 std::vector<std::string> split(const std::string& text) {
     std::vector<std::string> words;
     size_t begin = 0;
@@ -54,64 +41,8 @@ std::vector<std::string> split(const std::string& text) {
     return words;
 }
 
-uint32_t state = 1;
-uint32_t random_bits() { return state = state * 1664525u + 1013904223u; }
-
-// Codes at random; floats near 0.01, so that no sum overflows.
-std::vector<uint8_t> weights(int32_t type, int64_t bytes) {
-    std::vector<uint8_t> made(static_cast<size_t>(bytes));
-    for (auto& byte : made) byte = static_cast<uint8_t>(random_bits() >> 24);
-    const auto kind = static_cast<tenon::WeightType>(type);
-    if (kind == tenon::WeightType::f32 || kind == tenon::WeightType::f16 || kind == tenon::WeightType::bf16) {
-        const int size = kind == tenon::WeightType::f32 ? 4 : 2;
-        for (size_t i = static_cast<size_t>(size) - 1; i < made.size(); i += static_cast<size_t>(size)) made[i] = static_cast<uint8_t>((made[i] & 0x80) | 0x3c);
-    }
-    return made;
-}
-
-struct Linear {
-    void* handle = nullptr;
-    uint8_t* packed = nullptr;
-    int64_t rows, columns, bytes;
-    bool silu;
-};
-
-// As the engine holds weights: in pages of 2 MiB, where the system has them.
-uint8_t* large_pages(int64_t bytes) {
-    constexpr int64_t LARGE_PAGE = 2 << 20;
-    const auto size = static_cast<size_t>((bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
-    void* memory = std::aligned_alloc(LARGE_PAGE, size);
-    if (memory == nullptr) fail("no memory");
-#ifdef MADV_HUGEPAGE
-    madvise(memory, size, MADV_HUGEPAGE);
-#endif
-    return static_cast<uint8_t*>(memory);
-}
-
-Linear make(int32_t type, int64_t rows, int64_t columns, bool silu, bool fine) {
-    const tenon::TypeInfo info = tenon::type_info(type);
-    if (columns % info.columns) columns = columns / info.columns * info.columns;  // K types: 576 becomes 512
-    Linear made{nullptr, nullptr, rows, columns, tenon_cpu_packed_bytes(type, rows, columns), silu};
-    const int64_t stored_bytes = rows * tenon::stored_row_bytes(info, columns);
-    const std::vector<uint8_t> stored = weights(type, stored_bytes);
-    made.packed = large_pages(made.bytes);
-    if (tenon_cpu_pack(type, rows, columns, stored.data(), stored_bytes, made.packed, made.bytes)) fail("packing failed");
-    const int64_t half = made.bytes / 2;
-    const tenon_linear_part parts[2] = {{made.packed, silu ? half : made.bytes, silu ? rows / 2 : rows, type, 0},
-                                        {made.packed + half, half, rows / 2, type, 0}};
-    const int32_t epilogue = (silu ? TENON_SILU_MUL : TENON_PLAIN) | (fine ? TENON_FINE : 0);
-    if (tenon_cpu_linear_new(parts, silu ? 2 : 1, columns, nullptr, epilogue, &made.handle)) fail("no linear");
-    return made;
-}
-
 void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>& counts, bool fine, const char* isa) {
-    std::vector<Linear> linears;
-    for (int64_t layer = 0; layer < shape.layers; ++layer) {
-        linears.push_back(make(type.id, shape.qkv, shape.hidden, false, fine));
-        linears.push_back(make(type.id, shape.hidden, shape.hidden, false, fine));
-        linears.push_back(make(type.id, 2 * shape.inner, shape.hidden, true, fine));
-        linears.push_back(make(type.id, shape.hidden, shape.inner, false, fine));
-    }
+    std::vector<Linear> linears = make_layers(shape, shape.layers, type.id, fine);
     int64_t bytes = 0, products = 0;
     for (const Linear& linear : linears) bytes += linear.bytes, products += linear.rows * linear.columns;
     for (const int64_t tokens : counts) {
@@ -149,33 +80,40 @@ void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>
                     static_cast<double>(products * tokens) / seconds / 1e9);
         std::fflush(stdout);
     }
-    for (Linear& linear : linears) {
-        tenon_cpu_linear_free(linear.handle);
-        std::free(linear.packed);
-    }
+    free_all(linears);
 }
 
 }  // namespace
 
 int main(int count, char** words) {
-    int threads = 2;
-    bool fine = false, attention = false;
-    std::string isa = "auto", types = "Q4_1,Q8_0,Q4_K,BF16", tokens = "1,16,128", shape = "smollm2";
+    int threads = 2, rounds = 7;
+    int64_t layers = 0;
+    bool fine = false, attention = false, share = false;
+    std::string isa = "auto", types = "Q4_1,Q8_0,Q4_K,BF16", tokens, shape = "smollm2";
     for (int i = 1; i < count; ++i) {
         const std::string word = words[i];
         if (word == "--fine") fine = true;
         else if (word == "--attention") attention = true;
+        else if (word == "--share") share = true;
         else if (i + 1 == count) fail("an option without its value");
         else if (word == "--threads") threads = std::atoi(words[++i]);
         else if (word == "--isa") isa = words[++i];
         else if (word == "--types") types = words[++i];
         else if (word == "--tokens") tokens = words[++i];
+        else if (word == "--layers") layers = std::atol(words[++i]);
+        else if (word == "--rounds") rounds = std::atoi(words[++i]);
         else if (word == "--shape") shape = words[++i];
-        else fail("options: --threads --isa --types --tokens --fine --shape --attention");
+        else fail("options: --threads --isa --types --tokens --fine --shape --attention --share --layers --rounds");
     }
     if (tenon_cpu_threads_set(threads, nullptr, 200)) fail("no threads");
+    if (tokens.empty()) tokens = share ? "512" : "1,16,128";
     std::vector<int64_t> counts;
     for (const auto& word : split(tokens)) counts.push_back(std::max(1L, std::atol(word.c_str())));
+    if (share) {
+        for (const auto& one : SHAPES)
+            if (shape == one.name) measure_share(one, counts[0], layers > 0 ? layers : one.layers, rounds);
+        return 0;
+    }
     for (int level = tenon_cpu_isa_best(); level >= 0; --level) {
         const bool is_best = level == tenon_cpu_isa_best();
         if (isa == "auto" ? !is_best : isa != "all" && isa != ISAS[level]) continue;

@@ -37,6 +37,8 @@ static void _tile_loadd(int tile, const void* from, int64_t stride) {
         std::memcpy(tiles[tile].bytes[r], static_cast<const char*>(from) + r * stride, config.column_bytes[tile]);
 }
 
+[[maybe_unused]] static void _tile_stream_loadd(int tile, const void* from, int64_t stride) { _tile_loadd(tile, from, stride); }
+
 static void _tile_stored(int tile, void* to, int64_t stride) {
     for (int r = 0; r < config.rows[tile]; ++r)
         std::memcpy(static_cast<char*>(to) + r * stride, tiles[tile].bytes[r], config.column_bytes[tile]);

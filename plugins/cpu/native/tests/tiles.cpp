@@ -23,8 +23,10 @@ namespace emulated {
 #include "linear/pairs.inl"
 #include "linear/take.inl"
 #include "linear/fine.inl"
+#include "linear/finish.inl"
 #include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
+#include "linear/bf16_panels.inl"
 
 // `count` groups, in pairs or, up to sixteen tokens, all at once.
 static bool is_right(int64_t columns, int64_t tokens, int count) {
@@ -56,6 +58,47 @@ static bool is_right(int64_t columns, int64_t tokens, int count) {
                 std::fprintf(stderr, "emulated tiles: %ld columns, %ld tokens, %d groups: wrong at [%ld, %ld] of group %d\n", static_cast<long>(columns), static_cast<long>(tokens), count, static_cast<long>(t), static_cast<long>(r), g);
                 return false;
             }
+    return true;
+}
+
+static double dot(const uint16_t* x, const uint16_t* group, int64_t columns, int64_t row) {
+    double exact = 0;
+    for (int64_t c = 0; c < columns; ++c) exact += static_cast<double>(bf16_at(x, c)) * bf16_at(group, 32 * (c / 2) + 2 * row + c % 2);
+    return exact;
+}
+
+// Two groups, the second of `rows` rows, with their end: a bias, or a gate and its up; y is float32 or bfloat16 of wider rows.
+static bool panel_is_right(int64_t columns, int64_t tokens, int rows, bool is_gated, int y_type) {
+    const int64_t stride = 40, padded = (tokens + 15) / 16 * 16;
+    std::vector<uint16_t> x(static_cast<size_t>(tokens * columns)), weights(static_cast<size_t>(2 * columns * GROUP)), narrow(static_cast<size_t>(tokens * stride), 7);
+    std::vector<uint16_t> packed(static_cast<size_t>(padded * ((columns + 31) / 32 * 32)), 0x7fc0);
+    std::vector<float> wide(narrow.size(), 7), bias(2 * GROUP), out[2];
+    for (auto* all : {&x, &weights})
+        for (auto& value : *all) value = random_bf16();
+    for (auto& value : bias) value = bf16_to_f32(random_bf16());
+    x[static_cast<size_t>((tokens - 1) * columns)] = 0x7fc0;  // not a number: no other token may meet it
+    for (auto& one : out) one.resize(static_cast<size_t>((padded < 64 ? 64 : padded) * GROUP));
+    for (int64_t t = 0; t < tokens; t += 16) pack_tokens(x.data(), columns, tokens, t, packed.data());
+    const uint16_t *first = weights.data(), *second = first + columns * GROUP;
+    Panel panel{{reinterpret_cast<const uint8_t*>(first), reinterpret_cast<const uint8_t*>(second)}, packed.data(), columns, tokens, {out[0].data(), out[1].data()}, {}, is_gated, y_type, stride};
+    uint8_t* y = y_type == 0 ? reinterpret_cast<uint8_t*>(wide.data()) : reinterpret_cast<uint8_t*>(narrow.data());
+    panel.ends[0] = {bias.data(), is_gated ? bias.data() + GROUP : nullptr, y, is_gated ? rows : GROUP};
+    panel.ends[1] = {bias.data() + GROUP, nullptr, y + GROUP * (y_type == 0 ? 4 : 2), rows};
+    multiply_panel(panel);
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t r = 0; r < stride; ++r) {
+            const size_t at = static_cast<size_t>(t * stride + r);
+            const double found = y_type == 0 ? static_cast<double>(wide[at]) : r < (is_gated ? 0 : GROUP) + rows ? static_cast<double>(bf16_to_f32(narrow[at])) : narrow[at];
+            double exact = 7;
+            if (r < (is_gated ? 0 : GROUP) + rows) {
+                exact = dot(x.data() + t * columns, r < GROUP ? first : second, columns, r % GROUP) + static_cast<double>(bias[static_cast<size_t>(r)]);
+                if (is_gated) exact = exact / (1 + std::exp(-exact)) * (dot(x.data() + t * columns, second, columns, r) + static_cast<double>(bias[static_cast<size_t>(GROUP + r)]));
+            }
+            const double most = 1e-5 * static_cast<double>(columns) * (is_gated ? std::sqrt(static_cast<double>(columns)) + 4 : 1) + (y_type == 0 ? 1e-6 : 1.0 / 256) * std::fabs(exact);
+            if (std::fabs(exact - found) <= most || (exact != exact && found != found)) continue;
+            std::fprintf(stderr, "emulated panel: %ld columns, %ld tokens, gated %d, type %d: %g for %g at [%ld, %ld]\n", static_cast<long>(columns), static_cast<long>(tokens), is_gated, y_type, found, exact, static_cast<long>(t), static_cast<long>(r));
+            return false;
+        }
     return true;
 }
 
@@ -136,6 +179,10 @@ bool emulated_tiles_are_right() {
     for (const int64_t columns : {2, 30, 32, 64, 334, 704})
         for (const int64_t tokens : {1, 4, 15, 16, 17, 32, 33, 48, 49, 63, 64, 65, 79, 80, 112, 125, 128})
             for (const int count : {1, 2, 3, 4}) right = right && is_right(columns, tokens, count);
+    for (const int64_t columns : {2, 30, 32, 64, 98, 334, 640, 704, 1182})  // the last two in parts
+        for (const int64_t tokens : {17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 79, 80, 96, 97, 100, 144})
+            for (const bool is_gated : {false, true})
+                right = right && panel_is_right(columns, tokens, tokens % 3 == 0 ? 5 : 16, is_gated, static_cast<int>(columns / 2 + tokens) % 2);
     for (const int64_t tokens : {1, 8, 16, 23, 32, 45}) right = right && have_same_bits(tokens);
     return right && faults == 0;
 }

@@ -44,6 +44,24 @@ struct FineTaken {
 
 constexpr int SEVERAL = 4;  // groups
 
+// Two groups of bfloat16 times a block of tokens that pack_tokens has laid out, to the end of it: y.
+struct Panel {
+    struct End {
+        const float* bias;  // [16], or null
+        const float* up_bias;
+        void* y;  // of the block's first token
+        int rows;
+    };
+    const uint8_t* groups[2];
+    const uint16_t* x;  // of pack_tokens
+    int64_t columns, tokens;
+    float* out[2];  // [tokens, to a multiple of 16, at least 64, 16]: scratch of this thread's
+    End ends[2];
+    bool is_gated;  // the first group is the second's gate: one end
+    int y_type;
+    int64_t y_stride;
+};
+
 struct LinearKernels {
     // One token. x: `columns` values of a tenon_dtype; values is written where not null, codes likewise. step: from a
     // scale or sum to the next block's.
@@ -63,6 +81,10 @@ struct LinearKernels {
                           float* second_out);
     // `count` groups of bfloat16 at once, at most SEVERAL, for at most sixteen tokens; the same bits as one by one.
     void (*multiply_several)(const uint8_t* const* groups, int count, const Activations& x, int64_t tokens, float* const* out);
+    // Sixteen tokens, or the last fewer, from `first` on, of a block of `tokens` [tokens, columns] to its packed form, whose
+    // tokens and columns are rounded up to 16 and 32.
+    void (*pack_tokens)(const uint16_t* x, int64_t columns, int64_t tokens, int64_t first, uint16_t* packed);
+    void (*multiply_panel)(const Panel& panel);  // null: no such kernel
     // y[t, 0..rows) of a tenon_dtype = out[t] + bias; with `up`: silu(out[t] + bias) * (up[t] + up_bias).
     void (*finish)(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
                    int rows, void* y, int dtype, int64_t stride);

@@ -13,10 +13,12 @@ namespace TENON_LEVEL {
 #include "linear/expand.inl"
 #include "linear/take.inl"
 #include "linear/fine.inl"
+#include "linear/finish.inl"
 #if TENON_LEVEL_NUMBER == 4
 #include "tile_config.inl"
 #include "linear/tiles.inl"
 #include "linear/bf16_tiles.inl"
+#include "linear/bf16_panels.inl"
 #include "linear/tiles_from.inl"
 #endif
 
@@ -110,44 +112,6 @@ static void expand(int32_t type, const uint8_t* packed, int64_t columns, int64_t
     }
 }
 
-TENON_INLINE void put(void* y, int dtype, int64_t at, float value) {
-    if (dtype == 0) static_cast<float*>(y)[at] = value;
-    else static_cast<uint16_t*>(y)[at] = dtype == 1 ? f32_to_bf16(value) : f32_to_f16(value);
-}
-
-// Sixteen finished values of a token.
-TENON_INLINE void end(const float* out, const float* up, const float* bias, const float* up_bias, float* result) {
-    for (int i = 0; i < GROUP; i += W) {
-        vf v = vload(out + i);
-        if (bias != nullptr) v = vadd(v, vload(bias + i));
-        if (up != nullptr) {
-            vf u = vload(up + i);
-            if (up_bias != nullptr) u = vadd(u, vload(up_bias + i));
-            const vf one = vset(1.0f);
-            v = vmul(vdiv(v, vadd(one, vexp(vsub(vzero(), v)))), u);
-        }
-        vstore(result + i, v);
-    }
-}
-
-static void finish(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
-                   int rows, void* y, int dtype, int64_t stride) {
-    float result[GROUP];
-    for (int64_t t = 0; t < tokens; ++t) {
-        const float* second = up == nullptr ? nullptr : up + t * GROUP;
-        if (dtype == 0 && rows == GROUP) {
-            end(out + t * GROUP, second, bias, up_bias, static_cast<float*>(y) + t * stride);
-            continue;
-        }
-        end(out + t * GROUP, second, bias, up_bias, result);
-        if (dtype == 1 && rows == GROUP) {
-            for (int i = 0; i < GROUP; i += W) vstore_bf16(static_cast<uint16_t*>(y) + t * stride + i, vload(result + i));
-            continue;
-        }
-        for (int i = 0; i < rows; ++i) put(y, dtype, t * stride + i, result[i]);
-    }
-}
-
 static void put_row(const float* values, int64_t columns, void* y, int dtype) {
     for (int64_t c = 0; c < columns; ++c) put(y, dtype, c, values[c]);
 }
@@ -155,10 +119,12 @@ static void put_row(const float* values, int64_t columns, void* y, int dtype) {
 #if TENON_LEVEL_NUMBER != 4
 constexpr decltype(LinearKernels::multiply_pair) multiply_pair = nullptr;
 constexpr decltype(LinearKernels::multiply_several) multiply_several = nullptr;
+constexpr decltype(LinearKernels::pack_tokens) pack_tokens = nullptr;
+constexpr decltype(LinearKernels::multiply_panel) multiply_panel = nullptr;
 #endif
 
 extern const LinearKernels linear_kernels = {take,          multiply, take_fine, multiply_fine, tiles_from,
-                                             multiply_pair, multiply_several, finish, expand, put_row};
+                                             multiply_pair, multiply_several, pack_tokens, multiply_panel, finish, expand, put_row};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -1,8 +1,9 @@
 // A linear: parts of any weight types side by side, and the call that multiplies tokens with all of them.
 //
-// One region a call: activations are quantized (each thread some tokens, or for few tokens each thread all of them, which
-// is sooner than waiting), then threads take runs of units. A unit is one group of 16 rows (SiLU: of the gate and of the
-// up part) for one block of tokens; shares of units are equal in bytes of weights, in the order they lie in memory.
+// One region a call: activations are quantized or packed for tiles (each thread some tokens, or for few tokens each thread
+// all of them, which is sooner than waiting), then threads take runs of units. A unit is one group of 16 rows (SiLU: of the
+// gate and of the up part) for one block of tokens; shares of units are equal in bytes of weights, in the order they lie in
+// memory.
 #include <algorithm>
 #include <mutex>
 #include <new>
@@ -18,6 +19,9 @@ namespace tenon {
 namespace {
 
 constexpr int64_t BLOCK_BYTES = 192 * 1024;  // of int8 activations that a pass over the weights keeps near
+constexpr int64_t PANELS_FROM = 32;          // tokens, from which bfloat16 tiles have them packed
+constexpr int64_t PANEL_BYTES = 1 << 20;     // of packed tokens that stay in the second cache
+constexpr int64_t PANELS_OF_THREAD = 4;      // at least, where there are enough tokens
 constexpr int64_t ALONE = 8192;             // activations that every thread quantizes for itself
 
 struct Unit {
@@ -43,6 +47,8 @@ struct Linear {
 std::mutex call_mutex;  // scratch is the process's: two engines in one process take turns
 Scratch scratch;
 
+int64_t packed_columns(int64_t columns) { return (columns + BLOCK - 1) / BLOCK * BLOCK; }
+
 struct Room {  // what one call needs of the scratch
     float* values = nullptr;
     int8_t* codes = nullptr;
@@ -50,11 +56,13 @@ struct Room {  // what one call needs of the scratch
     float* sums = nullptr;
     int32_t* halves = nullptr;
     FineTaken fine{};
+    uint16_t* packed = nullptr;  // of LinearKernels::pack_tokens, block after block
 };
 
-Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen, bool tiled) {
+Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen, bool tiled, bool packs) {
     Room r;
     const int64_t all = tokens * linear.columns;
+    if (packs) r.packed = arena.take<uint16_t>((tokens + 15) / 16 * 16 * packed_columns(linear.columns));
     if (widen) r.values = arena.take<float>(all);
     if (linear.quantized && linear.fine) {
         r.fine.codes = arena.take<int16_t>(all);
@@ -87,6 +95,13 @@ int64_t tokens_of_block(int64_t columns) {
     return std::clamp<int64_t>(BLOCK_BYTES / columns / 16 * 16, 16, 256);
 }
 
+// Blocks of equal sizes, each of which stays in the second cache in bfloat16, and enough of them for all threads.
+int64_t tokens_of_panel(int64_t tokens, int64_t columns, int64_t num_units) {
+    const int64_t most = std::max<int64_t>(PANEL_BYTES / 2 / columns / 32 * 32, 32);
+    const int64_t blocks = std::max((tokens + most - 1) / most, PANELS_OF_THREAD * num_threads() * 2 / num_units);
+    return (tokens + 32 * blocks - 1) / (32 * blocks) * 32;
+}
+
 class Call {
 public:
     Call(const Linear& linear, const tenon_linear_call& call) : linear_(linear), call_(call), kernels_(linear_kernels()) {
@@ -101,7 +116,9 @@ public:
         if (bf16_tiles_ && linear.types.size() == 1 && is_bf16(linear.types[0])) widen_ = false;
         at_once_ = !bf16_tiles_ || kernels_.multiply_pair == nullptr ? 1 : call.tokens > 16 ? 2 : SEVERAL;
         alone_ = call.tokens * linear.columns <= ALONE || (tiled_ && call.tokens <= 16);
-        block_ = std::min(tokens_of_block(linear.columns), call.tokens);
+        packs_ = at_once_ == 2 && call.tokens >= PANELS_FROM && !alone_;
+        const auto num_units = static_cast<int64_t>(linear.units.size());
+        block_ = packs_ ? tokens_of_panel(call.tokens, linear.columns, num_units) : std::min(tokens_of_block(linear.columns), call.tokens);
     }
 
     int run() {
@@ -116,8 +133,7 @@ public:
             lay(arena, threads);
             const int64_t blocks = (call_.tokens + block_ - 1) / block_, all = linear_.cost.back() * blocks;
             const int64_t count = blocks * static_cast<int64_t>(linear_.units.size());
-            // Tiles have the scales of sixteen tokens in one line of memory, which is one thread's.
-            const int64_t each = tiled_ ? 16 : 1, takes = (call_.tokens + each - 1) / each;
+            const int64_t each = takes_by(), takes = (call_.tokens + each - 1) / each;
             Work tokens(takes, threads, std::max<int64_t>(1, takes / (4 * threads)));
             while (at_once_ > 1 && count < at_once_ * threads) at_once_ /= 2;  // every thread has something to do
             const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = at_once_ - 1;
@@ -130,12 +146,15 @@ public:
     }
 
 private:
+    // Tokens that one thread takes. Tiles have the scales of sixteen in one line of memory; packed, sixteen are a tile.
+    int64_t takes_by() const { return tiled_ || packs_ ? 16 : 1; }
+
     void lay(Arena& arena, int threads) {
-        if (!alone_) shared_ = room(arena, linear_, call_.tokens, widen_, tiled_);
+        if (!alone_) shared_ = room(arena, linear_, call_.tokens, widen_, tiled_, packs_);
         for (int i = 0; i < threads; ++i) {
             Own& own = own_[i];
-            if (alone_) own.room = room(arena, linear_, call_.tokens, widen_, tiled_);
-            for (int k = 0; k < std::max(at_once_, 2); ++k) own.out[k] = arena.take<float>(block_ * GROUP);
+            if (alone_) own.room = room(arena, linear_, call_.tokens, widen_, tiled_, packs_);
+            for (int k = 0; k < std::max(at_once_, 2); ++k) own.out[k] = arena.take<float>(std::max<int64_t>(block_, 64) * GROUP);
             own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
         }
     }
@@ -144,8 +163,15 @@ private:
         return static_cast<const uint8_t*>(call_.x) + token * call_.x_stride * elements_size(call_.x_type);
     }
 
+    void pack(uint16_t* to, int64_t token) const {
+        const int64_t first = token / block_ * block_, tokens = std::min(block_, call_.tokens - first);
+        kernels_.pack_tokens(reinterpret_cast<const uint16_t*>(x_at(first)), linear_.columns, tokens, token - first,
+                             to + first * packed_columns(linear_.columns));
+    }
+
     void take(const Room& to, int64_t begin, int64_t end) const {
         const int64_t columns = linear_.columns;
+        for (int64_t t = begin; to.packed != nullptr && t < end; t += 16) pack(to.packed, t);
         for (int64_t t = begin; t < end; ++t) {
             const int64_t lane = tiled_ ? t % 16 : 0, at = (t - lane) * (columns / BLOCK) + lane;
             if (to.values != nullptr || to.codes != nullptr)
@@ -176,7 +202,7 @@ private:
         const Own& own = own_[thread];
         Range range;
         if (!alone_) {
-            const int64_t each = tiled_ ? 16 : 1;
+            const int64_t each = takes_by();
             for (; tokens.take(thread, range); tokens.tell(range))
                 take(shared_, range.begin * each, std::min(range.end * each, call_.tokens));
             tokens.wait();
@@ -240,6 +266,7 @@ private:
         }
         if (!is_tiled(*units) || num_groups == 1)
             for (int g = 0; g < num_groups; ++g) multiply(own, from, first, tokens, types[g], groups[g], x, own.out[g]);
+        else if (packs_) return multiply_panel(own, from, first, tokens, units, groups);
         else if (at_once_ > 2) kernels_.multiply_several(groups, num_groups, x, tokens, own.out);
         else kernels_.multiply_pair(groups[0], groups[1], x, tokens, own.out[0], own.out[1]);
         float* const* out = own.out;
@@ -249,15 +276,27 @@ private:
         }
     }
 
+    void multiply_panel(const Own& own, const Room& from, int64_t first, int64_t tokens, const Unit* units,
+                        const uint8_t* const* groups) const {
+        Panel panel{{groups[0], groups[1]}, from.packed + first * packed_columns(linear_.columns), linear_.columns, tokens, {own.out[0], own.out[1]}, {},
+                    units->up != nullptr, call_.y_type, call_.y_stride};
+        for (int i = 0; i < (panel.is_gated ? 1 : 2); ++i)
+            panel.ends[i] = {units[i].bias, units[i].up_bias, y_at(first, units[i]), units[i].rows};
+        kernels_.multiply_panel(panel);
+    }
+
+    uint8_t* y_at(int64_t token, const Unit& unit) const {
+        return static_cast<uint8_t*>(call_.y) + (token * call_.y_stride + unit.column) * elements_size(call_.y_type);
+    }
+
     void finish(const Unit& unit, const float* out, const float* up, int64_t first, int64_t tokens) const {
-        uint8_t* y = static_cast<uint8_t*>(call_.y) + (first * call_.y_stride + unit.column) * elements_size(call_.y_type);
-        kernels_.finish(out, up, unit.bias, unit.up_bias, tokens, unit.rows, y, call_.y_type, call_.y_stride);
+        kernels_.finish(out, up, unit.bias, unit.up_bias, tokens, unit.rows, y_at(first, unit), call_.y_type, call_.y_stride);
     }
 
     const Linear& linear_;
     const tenon_linear_call& call_;
     const LinearKernels& kernels_;
-    bool contiguous_, widen_, alone_, bf16_tiles_, tiled_ = linear_.quantized;
+    bool contiguous_, widen_, alone_, bf16_tiles_, packs_, tiled_ = linear_.quantized;
     int at_once_;  // groups of bfloat16: a power of two
     int64_t block_;
     Room shared_;

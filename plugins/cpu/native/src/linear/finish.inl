@@ -1,0 +1,39 @@
+// The end of a linear: bias, SiLU of a gate times its up, and the output's type. Included inside namespace tenon::TENON_LEVEL.
+
+TENON_INLINE void put(void* y, int dtype, int64_t at, float value) {
+    if (dtype == 0) static_cast<float*>(y)[at] = value;
+    else static_cast<uint16_t*>(y)[at] = dtype == 1 ? f32_to_bf16(value) : f32_to_f16(value);
+}
+
+// W finished values of a token, from lane i on.
+TENON_INLINE vf ended(const float* out, const float* up, const float* bias, const float* up_bias, int i) {
+    vf v = vload(out + i);
+    if (bias != nullptr) v = vadd(v, vload(bias + i));
+    if (up == nullptr) return v;
+    vf u = vload(up + i);
+    if (up_bias != nullptr) u = vadd(u, vload(up_bias + i));
+    const vf one = vset(1.0f);
+    return vmul(vdiv(v, vadd(one, vexp(vsub(vzero(), v)))), u);
+}
+
+TENON_INLINE void end(const float* out, const float* up, const float* bias, const float* up_bias, float* result) {
+    for (int i = 0; i < GROUP; i += W) vstore(result + i, ended(out, up, bias, up_bias, i));
+}
+
+static void finish(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
+                   int rows, void* y, int dtype, int64_t stride) {
+    float result[GROUP];
+    for (int64_t t = 0; t < tokens; ++t) {
+        const float* second = up == nullptr ? nullptr : up + t * GROUP;
+        if (dtype == 0 && rows == GROUP) {
+            end(out + t * GROUP, second, bias, up_bias, static_cast<float*>(y) + t * stride);
+            continue;
+        }
+        end(out + t * GROUP, second, bias, up_bias, result);
+        if (dtype == 1 && rows == GROUP) {
+            for (int i = 0; i < GROUP; i += W) vstore_bf16(static_cast<uint16_t*>(y) + t * stride + i, vload(result + i));
+            continue;
+        }
+        for (int i = 0; i < rows; ++i) put(y, dtype, t * stride + i, result[i]);
+    }
+}
