@@ -92,7 +92,7 @@ class Event:
 
 
 NULL_EVENT = Event()
-IN_INFERENCE: AbstractContextManager[Any] = nullcontext()
+_IN_INFERENCE: AbstractContextManager[Any] = nullcontext()
 HOST = torch.device("cpu")  # where host tensors live
 LAZY_BYTES = 2**20  # smaller host tensors are zeroed at once
 
@@ -181,7 +181,7 @@ class Device:
 
     def inference_context(self) -> AbstractContextManager[Any]:
         """Entered around the engine's loop, and around each step for those who call without one."""
-        return IN_INFERENCE if torch.is_inference_mode_enabled() else torch.inference_mode()
+        return _IN_INFERENCE if torch.is_inference_mode_enabled() else torch.inference_mode()
 
     def telemetry(self) -> dict[str, float]:
         """Utilization, power, temperature, memory, errors: what the device tells, by name with unit suffix."""
