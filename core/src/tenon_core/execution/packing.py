@@ -76,6 +76,7 @@ class StepPacker:
         self._dummy_row = tables[1] - 1
         self._dummy_place = self._dummy_row * tables[2]
         capacity = 4 + (2 + axes) * max_tokens + (3 + 2 * tables[0]) * max_rows + 1 + 3 * max_logits
+        assert not (device.shares_host_memory and device.is_async), "a step in flight still reads its host buffer"
         num_buffers = 1 if device.shares_host_memory else depth
         self._host = [device.host_buffer((capacity,), torch.int32) for _ in range(num_buffers)]
         self._on_device = self._host[0] if device.shares_host_memory else device.zeros((capacity,), torch.int32)
