@@ -182,7 +182,7 @@ class LLM(PoolingFace):
         waiting = deque(starts)
         started: list[ActiveRequest] = []
         try:
-            with _progress(len(starts), use_tqdm) as advance:
+            with link.loop(), _progress(len(starts), use_tqdm) as advance:
                 while waiting or self._generation.num_active:
                     while waiting:
                         let_interrupt()

@@ -46,13 +46,15 @@ class LimitedPlatform(NullPlatform):
 
     name: ClassVar[str] = "null"
 
-    def __init__(self, *, is_async: bool, limits: Mapping[str, Any]) -> None:
+    def __init__(self, *, is_async: bool, limits: Mapping[str, Any], shares_host_memory: bool = False) -> None:
         super().__init__()
         self._is_async, self._limits = is_async, limits
+        self._shares_host_memory = shares_host_memory
 
     def device(self, index: int = 0) -> Device:
         device = super().device(index)
         device.is_async = self._is_async
+        device.shares_host_memory = self._shares_host_memory
         return device
 
     def execution(self, device: Device) -> Execution:
@@ -75,6 +77,7 @@ def null_engine(
     is_async: bool = True,
     limits: Mapping[str, Any] | None = None,
     eos_token_ids: tuple[int, ...] = (),
+    shares_host_memory: bool = False,
     **flat: Any,
 ) -> Assembled:
     """An assembled engine; blocks of 4 tokens and 4 rows unless said otherwise."""
@@ -87,7 +90,7 @@ def null_engine(
         weights=DummySource.for_model(spec, family.weights, dtype=DType.FLOAT32),
         eos_token_ids=eos_token_ids,
     )
-    platform = LimitedPlatform(is_async=is_async, limits=limits or {})
+    platform = LimitedPlatform(is_async=is_async, limits=limits or {}, shares_host_memory=shares_host_memory)
     settings: dict[str, Any] = {"max_num_seqs": 4, "block_size": 4, "max_num_batched_tokens": 32, **flat}
     return build(source, platform, max_model_len=MAX_LEN, **settings)
 
@@ -96,6 +99,7 @@ Make = Callable[[], Assembled]
 VARIANTS: dict[str, Make] = {
     "roomy": lambda: null_engine(num_blocks=200),
     "synchronous": lambda: null_engine(num_blocks=40, is_async=False),
+    "in the host's memory": lambda: null_engine(num_blocks=40, is_async=False, shares_host_memory=True),
     "tiny pool": lambda: null_engine(num_blocks=20),
     "tiny pool, no prefix cache": lambda: null_engine(num_blocks=20, enable_prefix_caching=False),
     "windows": lambda: null_engine(WINDOWED, num_blocks=60),

@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -144,6 +146,9 @@ class FakeEngine:
 
     def has_work(self) -> bool:
         return bool(self.running or self.ended or self.pooling)
+
+    def loop(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def step(self) -> StepUpdate | None:
         if not self.has_work():

@@ -92,6 +92,7 @@ class Event:
 
 
 NULL_EVENT = Event()
+_IN_INFERENCE: AbstractContextManager[Any] = nullcontext()
 HOST = torch.device("cpu")  # where host tensors live
 LAZY_BYTES = 2**20  # smaller host tensors are zeroed at once
 
@@ -101,6 +102,8 @@ class Device:
     """One device of this process; the base class is the host. Subclasses override what their hardware does otherwise.
 
     torch_device: where tensors are made. is_async: launches return before the work is done, so that overlap pays.
+    shares_host_memory: host and kernels read and write each other's tensors where they lie, and a call returns when its
+    work is done: core copies nothing between the two. Never together with `is_async`.
     load_threads: host threads that may prepare weights at once; more than one where that is work of the host.
     memory_share: of its memory the engine uses unless told otherwise (the host's is shared with everyone).
     """
@@ -108,6 +111,7 @@ class Device:
     info: DeviceInfo = field(default_factory=lambda: DeviceInfo(id=0, name="host"))
     torch_device: Any = field(default_factory=lambda: HOST)
     is_async: bool = False
+    shares_host_memory: bool = False
     memory_share: float = 0.4
     load_policy: LoadPolicy = LoadPolicy.MMAP
     load_threads: int = 1
@@ -176,8 +180,8 @@ class Device:
         return nullcontext()
 
     def inference_context(self) -> AbstractContextManager[Any]:
-        """Entered once around the engine's loop."""
-        return torch.inference_mode()
+        """Entered around the engine's loop, and around each step for those who call without one."""
+        return _IN_INFERENCE if torch.is_inference_mode_enabled() else torch.inference_mode()
 
     def telemetry(self) -> dict[str, float]:
         """Utilization, power, temperature, memory, errors: what the device tells, by name with unit suffix."""

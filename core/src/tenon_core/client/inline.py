@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
@@ -59,6 +60,10 @@ class InlineLink:
         """End requests, or single samples."""
         if not self.is_torn:
             self.engine.abort(ids=ids, keys=keys)
+
+    def loop(self) -> AbstractContextManager[Any]:
+        """Entered around many steps."""
+        return self.engine.loop()
 
     def step(self) -> StepUpdate | None:
         """One iteration of the loop."""

@@ -7,7 +7,8 @@ waits; the other link hands updates over as they arrive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
@@ -37,6 +38,10 @@ class EngineLink(Protocol):
 
 class SteppedLink(EngineLink, Protocol):
     """An engine in this process, which moves when it is stepped."""
+
+    def loop(self) -> AbstractContextManager[Any]:
+        """Entered around many steps by the thread that calls them; steps work without it, and cost more."""
+        ...
 
     def step(self) -> StepUpdate | None:
         """One iteration of the engine's loop."""

@@ -34,6 +34,8 @@ class DeltaBuilder:
     modes: ModeUnion = field(default_factory=ModeUnion)
     _mode_of_row: dict[int, SamplingMode] = field(default_factory=dict)
     _ones: Int32 = field(init=False)
+    _last_rows: Int32 | None = None
+    _last_blocks: int = 0
 
     def __post_init__(self) -> None:
         self._ones = np.ones(self.table.max_rows, dtype=np.int32)
@@ -63,7 +65,7 @@ class DeltaBuilder:
             starts=starts,
             num_tokens=num_tokens,
             num_decodes=len(decodes),
-            max_blocks=int(table.num_blocks[rows].max()),
+            max_blocks=self._most_blocks(rows, is_known=writes is None),
             mode=self.modes.mode,
             block_writes=NO_BLOCKS if writes is None else writes,
             block_copies=NO_COPIES if copies is None else copies,
@@ -71,6 +73,12 @@ class DeltaBuilder:
             released=released,
             **extra,
         )
+
+    def _most_blocks(self, rows: Int32, *, is_known: bool) -> int:
+        """Of the rows. is_known: no table has changed since the last step; with the same rows it is the same number."""
+        if rows is not self._last_rows or not is_known:
+            self._last_rows, self._last_blocks = rows, int(self.table.num_blocks[rows].max())
+        return self._last_blocks
 
     def _start(self, sequence: Sequence) -> Any:
         row = sequence.row

@@ -15,7 +15,9 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from tenon_core.execution.executor import Executor
 from tenon_core.observability.metric_names import TOKENS_OF_A_STEP
@@ -189,6 +191,10 @@ class Engine:
 
     # the loop
 
+    def loop(self) -> AbstractContextManager[Any]:
+        """Entered around many steps by the thread that calls them: what each step would enter is entered once."""
+        return self.device.inference_context()
+
     def step(self) -> StepUpdate | None:
         """One iteration: schedule and launch the next step, then take in the oldest one that is due."""
         if self.grammars.num_compiling:
@@ -262,7 +268,7 @@ class Engine:
 
     def _told(self, update: StepUpdate | None) -> StepUpdate | None:
         """The update with ends that came from elsewhere (aborts, errors) and, now and then, statistics."""
-        pooled = self._take_pooled()
+        pooled = self._take_pooled() if self._pooled else ()
         ended = (*self._ended, *(Finished(key=one.key, reason=FinishReason.STOP) for one in pooled))
         self._ended = []
         if update is None:

@@ -19,6 +19,7 @@ from .prefix_cache import PrefixCache
 from .sequence import Sequence
 
 Int32 = npt.NDArray[np.int32]
+NO_ROWS: Int32 = np.zeros(0, dtype=np.int32)
 
 
 class KVMemory:
@@ -48,6 +49,8 @@ class KVMemory:
         self.num_groups = len(self.windows)
         self._first = np.zeros((self.num_groups, table.max_rows), dtype=np.int32)
         self._capacity = np.zeros(table.max_rows, dtype=np.int32)  # tokens that a row's blocks have room for
+        self._roomy: Int32 | None = None  # rows that need no block for `_num_roomy` tokens each
+        self._num_roomy = 0
         self._writes: list[Int32] = []
         self._copies: list[tuple[int, int]] = []
         self._due: list[tuple[int, int]] = []  # copies of forks on the step built last
@@ -96,11 +99,20 @@ class KVMemory:
         return True
 
     def grow_decodes(self, rows: Int32) -> Int32:
-        """One more token for each row; returns those that got no block because none is free."""
+        """One more token for each row; returns those that got no block because none is free.
+
+        Asked before each token; for as long as it is the same array object, all of its rows get the token.
+        """
+        if rows is self._roomy and self._num_roomy > 0:
+            self._num_roomy -= 1
+            return NO_ROWS
         table = self.table
-        needy = rows[table.num_computed.take(rows) >= self._capacity.take(rows)]
+        room = self._capacity.take(rows) - table.num_computed.take(rows)
+        needy = rows[room <= 0]
         if not len(needy):
+            self._roomy, self._num_roomy = rows, int(room.min()) - 1
             return needy
+        self._roomy = None
         if any(self.windows):
             for row in needy.tolist():
                 self.pass_window(row)
@@ -208,6 +220,7 @@ class KVMemory:
         )
 
     def _set_blocks(self, row: int, count: int) -> None:
+        self._roomy = None
         self.table.num_blocks[row] = count
         self._capacity[row] = count * self.block_size - self.look_ahead
 

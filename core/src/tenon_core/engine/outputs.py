@@ -18,6 +18,7 @@ from tenon_core.state.rows import RowTable
 
 from .beams import BeamNews, BeamSearches, beam_rows
 from .deltas import pooled_tokens, prompt_targets
+from .ends import EndWatch
 from .grammars import Constraint
 from .kv_memory import KVMemory
 from .messages import Finished, FinishReason, Pooled, PromptInfo, StepUpdate, TokenLogprobs
@@ -63,8 +64,10 @@ class OutputRouter:
     pooling: PoolingFacts | None = None
     num_generated: int = 0
     beams: BeamSearches = field(init=False)
+    _watch: EndWatch = field(init=False)
 
     def __post_init__(self) -> None:
+        self._watch = EndWatch(table=self.table, eos_token_ids=self.eos_token_ids)
         self.beams = BeamSearches(table=self.table, memory=self.memory, scheduler=self.scheduler)
 
     def route(self, flight: Flight, result: StepResult) -> StepUpdate:
@@ -92,7 +95,7 @@ class OutputRouter:
             prompts = self._prompts(flight, result.logprobs)
         if result.logprobs is not None:
             logprobs = self._logprobs(sampled, tokens, index, result.logprobs)
-        finished = self._ends(sampled, tokens)
+        finished = self._ends(sampled, tokens) if self._watch.may_end(tokens) else ()
         if beams and result.logprobs is not None:
             news = BeamNews()
             self.beams.land(beams, result.logprobs, news)

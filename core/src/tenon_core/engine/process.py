@@ -205,6 +205,10 @@ class EngineServer:
 
     def run(self) -> None:
         """Until a client says `Shutdown`."""
+        with self.engine.loop():
+            self._run()
+
+    def _run(self) -> None:
         while True:
             if not self.engine.has_work() and not self._refused:
                 self.socket.wait(HEARTBEAT_SECONDS)

@@ -39,6 +39,7 @@ class DefaultScheduler:
     _decoding: npt.NDArray[np.bool_] = field(init=False)
     _decodes: Int32 = field(default_factory=lambda: NO_ROWS)
     _dirty: bool = False  # `_decodes` is out of date
+    _num_left: int = 0  # steps of `_decodes` until one of them is as long as it may be
     _reserved_rows: int = 0  # for samples not yet born
     _released: list[int] = field(default_factory=list)
     _started: list[Sequence] = field(default_factory=list)  # admitted, and no step has told the runner yet
@@ -122,6 +123,8 @@ class DefaultScheduler:
 
     def _take_started(self) -> tuple[Sequence, ...]:
         """Sequences admitted since the last step, whether or not they compute something in it."""
+        if not self._started:
+            return ()
         started, self._started = tuple(one for one in self._started if one.is_running), []
         return started
 
@@ -138,6 +141,7 @@ class DefaultScheduler:
         table = self._table
         if self._dirty:
             self._decodes, self._dirty = np.flatnonzero(self._decoding).astype(np.int32), False
+            self._num_left = 0
         rows = self._decodes
         if not len(rows):
             return rows
@@ -149,9 +153,11 @@ class DefaultScheduler:
         ones = table.mask(rows)
         for counter in (table.num_computed, table.num_tokens, table.in_flight):
             np.add(counter, ones, out=counter)
-        full = table.num_tokens[rows] >= table.limit[rows]
-        if full.any():
-            for row in rows[full].tolist():
+        self._num_left -= 1
+        if self._num_left <= 0:
+            left = table.limit[rows] - table.num_tokens[rows]
+            self._num_left = int(left.min()) if rows is self._decodes else 0
+            for row in rows[left <= 0].tolist():
                 self._move(table.owners[row], SequenceState.LAST_TOKEN)
         return rows
 

@@ -4,7 +4,8 @@
       logit_index | logit_rows | targets | write_places | write_blocks ]
 
 Views are made once per padded size and kept, so a static key always sees the same tensors and a steady decode step
-writes a few slices. Host buffers rotate, because the device may still be reading the last ones.
+writes a few slices. Host buffers rotate, because the device may still be reading the last ones; one that shares the
+host's memory has read them when a step is launched: there is one buffer, and no copy.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ class StepPacker:
         self._dummy_row = tables[1] - 1
         self._dummy_place = self._dummy_row * tables[2]
         capacity = 4 + (2 + axes) * max_tokens + (3 + 2 * tables[0]) * max_rows + 1 + 3 * max_logits
-        self._host = [device.host_buffer((capacity,), torch.int32) for _ in range(depth)]
-        self._on_device = device.zeros((capacity,), torch.int32)
+        assert not (device.shares_host_memory and device.is_async), "a step in flight still reads its host buffer"
+        num_buffers = 1 if device.shares_host_memory else depth
+        self._host = [device.host_buffer((capacity,), torch.int32) for _ in range(num_buffers)]
+        self._on_device = self._host[0] if device.shares_host_memory else device.zeros((capacity,), torch.int32)
         self._views: OrderedDict[tuple[int, int, int], _Views] = OrderedDict()
         self._static: dict[tuple[int, int, int], _Views] = {}
-        self._holds: list[tuple[int, ...] | None] = [None] * depth  # sizes of the decode step a buffer holds
+        self._holds: list[tuple[int, ...] | None] = [None] * num_buffers  # sizes of the decode step a buffer holds
         self._turn = 0
 
     def carries_writes(self, delta: StepDelta, key: ShapeKey) -> bool:
@@ -97,7 +100,8 @@ class StepPacker:
             self._holds[self._turn] = None
             self._fill(section, delta, host)
         self._fill_writes(section, delta, key)
-        self._device.copy(views.device_used, views.host_used[self._turn])
+        if not self._device.shares_host_memory:
+            self._device.copy(views.device_used, views.host_used[self._turn])
         device = views.device
         return StepInputs(
             key=key,

@@ -74,8 +74,8 @@ class HostLogprobs:
 class StepResult:
     """tokens: int32 [logits, up to 1 + draft length]; num_accepted: int32 [logits] of them, None: one each.
 
-    Valid logits only, in the delta's order. pooled: float32 [logits, width] of a pooling head, good until the step
-    after the next is launched.
+    Valid logits only, in the delta's order. pooled: float32 [logits, width] of a pooling head. Arrays are good until
+    more steps are launched than may be in flight.
     """
 
     tokens: Int32
@@ -84,6 +84,7 @@ class StepResult:
     pooled: np.ndarray | None = None
 
 
+HostCopies = tuple[list[Tensor], list[np.ndarray]]  # buffers on the host, and the same memory as arrays
 GrammarMasks = Callable[[], Int32]
 """int32 [logits, ceil(vocab / 32)], as `SamplingBatch.grammar_mask`; the runner pads it."""
 
@@ -119,7 +120,7 @@ class StepHandle:
 
     num_logits: int
     event: Event
-    buffers: list[Tensor]
+    arrays: list[np.ndarray]  # on the host, once the event is done
     speculative: bool
     with_logprobs: bool
     pooled: bool = False
@@ -135,7 +136,7 @@ class StepHandle:
         """Tokens and log-probabilities on the host."""
         self.event.wait()
         count = self.num_logits
-        arrays = [buffer.numpy()[:count] for buffer in self.buffers]
+        arrays = [array[:count] for array in self.arrays]
         tokens, num_accepted = arrays.pop(0), arrays.pop(0) if self.speculative else None
         return StepResult(
             tokens=tokens,
@@ -207,7 +208,9 @@ class Runner:
         self._last_key: tuple[ShapeKey, ShapeKey] | None = None  # (need, key): steady steps ask for the same
         self._plans: dict[ShapeKey, list[Any]] = {}
         self._masks: dict[int, Tensor] = {}  # logits -> grammar mask of static keys
-        self._results: list[dict[Any, list[Tensor]]] = [{} for _ in range(limits.depth + 2)]
+        self._results: list[dict[Any, HostCopies]] = [{} for _ in range(limits.depth + 2)]
+        self._reads_in_place = device.shares_host_memory and not limits.depth
+        self._last_read: tuple[StepOutputs, list[np.ndarray]] | None = None  # a replay's outputs are the same objects
         self._turn = 0
 
     # the hot path
@@ -342,32 +345,35 @@ class Runner:
         return plans
 
     def _collect(self, outputs: StepOutputs, num_logits: int) -> StepHandle:
-        tensors = [outputs.tokens]
-        if outputs.num_accepted is not None:
-            tensors.append(outputs.num_accepted)
-        if outputs.logprobs is not None:
-            found = outputs.logprobs
-            tensors += [found.chosen, found.rank, found.top_ids, found.top]
-        if outputs.hidden is not None:
-            tensors.append(outputs.hidden)
-        self._turn = (self._turn + 1) % len(self._results)
-        sizes = tuple(tensor.shape for tensor in tensors)
-        kept = self._results[self._turn]
-        buffers = kept.get(sizes)
-        if buffers is None:
-            if len(kept) > 64:
-                kept.clear()
-            buffers = kept[sizes] = [self._device.host_buffer(tuple(t.shape), t.dtype) for t in tensors]
-        for buffer, tensor in zip(buffers, tensors, strict=True):
-            self._device.copy(buffer, tensor)
         return StepHandle(
             num_logits=num_logits,
+            arrays=self._read(outputs) if self._reads_in_place else self._copied(_tensors_of(outputs)),
             event=self._device.event(),
-            buffers=buffers,
             speculative=outputs.num_accepted is not None,
             with_logprobs=outputs.logprobs is not None,
             pooled=outputs.hidden is not None,
         )
+
+    def _read(self, outputs: StepOutputs) -> list[np.ndarray]:
+        """The outputs where they lie: the step has been done, and the next one is launched when these were taken in."""
+        if self._last_read is None or self._last_read[0] is not outputs:
+            self._last_read = (outputs, [tensor.numpy() for tensor in _tensors_of(outputs)])
+        return self._last_read[1]
+
+    def _copied(self, tensors: list[Tensor]) -> list[np.ndarray]:
+        """Host buffers that no step in flight is copied to, and these tensors' copies to them queued."""
+        self._turn = (self._turn + 1) % len(self._results)
+        sizes = tuple(tensor.shape for tensor in tensors)
+        kept = self._results[self._turn]
+        copies = kept.get(sizes)
+        if copies is None:
+            if len(kept) > 64:
+                kept.clear()
+            buffers = [self._device.host_buffer(tuple(t.shape), t.dtype) for t in tensors]
+            copies = kept[sizes] = (buffers, [buffer.numpy() for buffer in buffers])
+        for buffer, tensor in zip(copies[0], tensors, strict=True):
+            self._device.copy(buffer, tensor)
+        return copies[1]
 
     def _to_device(self, array: Int32) -> Tensor:
         staged = self._device.host_buffer(array.shape, torch.int32)
@@ -437,6 +443,19 @@ class Runner:
         if isinstance(self.model.head, PoolingHead):
             return StepOutputs(tokens=call.inputs.logit_index[:, None] * 0, hidden=self._forward(call))
         return self._sample(call, self._forward(call))
+
+
+def _tensors_of(outputs: StepOutputs) -> list[Tensor]:
+    """What the host wants of a step, in the order in which `StepHandle.result` takes it."""
+    tensors = [outputs.tokens]
+    if outputs.num_accepted is not None:
+        tensors.append(outputs.num_accepted)
+    if outputs.logprobs is not None:
+        found = outputs.logprobs
+        tensors += [found.chosen, found.rank, found.top_ids, found.top]
+    if outputs.hidden is not None:
+        tensors.append(outputs.hidden)
+    return tensors
 
 
 def _graph_support(model: Model, table: OpTable) -> GraphSupport:

@@ -24,6 +24,7 @@ class CPUDevice(Device):
 
     threads: int = 1
     cores: tuple[int, ...] = ()
+    shares_host_memory: bool = True
     load_policy: LoadPolicy = LoadPolicy.MMAP
     _threads_before: int = 0
 

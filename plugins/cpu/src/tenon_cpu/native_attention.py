@@ -10,6 +10,7 @@ brought up to date in place, which is what the tape replays on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from tenon_platforms.torch_dtypes import to_torch
 
 from . import native
 from .memory import zeros
-from .step_calls import TYPES, kernel
+from .step_calls import TYPES, bound, kernel
 
 LAYOUT_ID = "cpu.tiles-of-16.v1"
 TILE, MOST_PARTS, PLAN_HEADER = 16, 16, 8  # as in native/src/step/params.h
@@ -36,7 +37,10 @@ MOST_HEAD_DIM = 1024
 
 @dataclass(slots=True, kw_only=True)
 class NativePlan:
-    """One step's split. lines: int32, as params.h says. partials, counters: where split rows meet."""
+    """One step's split. lines: int32, as params.h says. partials, counters: where split rows meet.
+
+    split: computes `lines` anew from the tensors of `batch`, a static key's own.
+    """
 
     lines: Tensor
     partials: Tensor
@@ -44,6 +48,8 @@ class NativePlan:
     block_table: Tensor
     block_size: int
     parts: int
+    batch: tuple[Tensor, ...] = ()
+    split: Callable[[], None] | None = None
 
 
 def plan_parts(threads: int) -> int:
@@ -171,7 +177,15 @@ class NativeAttention(AttentionBackend):
         return self.update(plan, batch)
 
     def update(self, plan: NativePlan, batch: AttentionBatch) -> NativePlan:
-        kernel("attention_plan")(
+        read = (batch.rows, batch.query_starts, batch.seq_lens, batch.num_valid)
+        if plan.split is None or any(one is not other for one, other in zip(plan.batch, read, strict=True)):
+            plan.batch, plan.split = read, self._split(plan, batch)
+        plan.split()
+        return plan
+
+    def _split(self, plan: NativePlan, batch: AttentionBatch) -> Callable[[], None]:
+        return bound(
+            "attention_plan",
             rows=batch.rows,
             query_starts=batch.query_starts,
             seq_lens=batch.seq_lens,
@@ -184,7 +198,6 @@ class NativeAttention(AttentionBackend):
             window=self.spec.sliding_window,
             causal=self.spec.causal,
         )
-        return plan
 
     # once a layer
 

@@ -53,17 +53,32 @@ Call = Callable[..., None]
 @cache
 def kernel(name: str) -> Call:
     """The call of one kernel; arguments are the struct's fields by name, tensors stand for their pointers."""
-    fields = [(field, CODES[code]) for code, names in _parts(name) for field in names]
-    struct: Any = type(f"{name}_params", (ctypes.Structure,), {"_fields_": fields})
-    run = native.function(f"tenon_{name}", ctypes.c_void_p)
 
     def call(**values: Any) -> None:
-        plain = {key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in values.items()}
-        params = struct(**plain)
-        if status := run(ctypes.addressof(params)):
+        bound(name, **values)()
+
+    return call
+
+
+def bound(name: str, **values: Any) -> Callable[[], None]:
+    """The same call with its arguments fixed, for one that is made again and again."""
+    struct, run = _kernel(name)
+    params = struct(**{key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in values.items()})
+    address = ctypes.addressof(params)
+
+    def call(kept: Any = params) -> None:
+        if status := run(address):
             native.check(status, f"the native kernel {name}")
 
     return call
+
+
+@cache
+def _kernel(name: str) -> tuple[Any, Any]:
+    """(struct of the parameters, function) of one kernel."""
+    fields = [(field, CODES[code]) for code, names in _parts(name) for field in names]
+    struct = type(f"{name}_params", (ctypes.Structure,), {"_fields_": fields})
+    return struct, native.function(f"tenon_{name}", ctypes.c_void_p)
 
 
 def _parts(name: str) -> list[tuple[str, list[str]]]:

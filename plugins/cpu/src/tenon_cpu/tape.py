@@ -14,6 +14,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -180,5 +181,6 @@ def _is_view(func: Any, result: Any, args: Any) -> bool:
     return all(not isinstance(part, Tensor) or part.untyped_storage().data_ptr() in mine for part in parts)
 
 
+@cache
 def _function(name: str, *arguments: Any) -> Any:
     return native.function(name, *arguments)

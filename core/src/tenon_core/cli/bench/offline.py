@@ -106,10 +106,11 @@ class OfflineEngine:
         clock = _Clock(len(asks), base)
         for request in requests:
             engine.submit(request)
-        while engine.has_work():
-            update = engine.step()
-            if update is not None:
-                clock.take(update)
+        with engine.loop():
+            while engine.has_work():
+                update = engine.step()
+                if update is not None:
+                    clock.take(update)
         return clock.times()
 
     def run_llm(self, asks: Sequence[Ask], *, temperature: float = 0.0, ignore_eos: bool = True) -> BatchTimes:
