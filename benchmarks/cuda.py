@@ -170,6 +170,7 @@ def measure(bench: Bench, case: Case, args: argparse.Namespace) -> dict[str, Any
         "peer": case.peer,
         **device,
         "num_preemptions": stats.num_preemptions,
+        "num_compiles_after_ready": stats.num_compiles_after_ready,  # of the engine so far
         "quick": args.quick,
     }
     if args.profile:
