@@ -160,7 +160,7 @@ class CUDADevice(Device):
 def queue(device: torch.device, name: str = "compute") -> torch.cuda.Stream:
     """One stream for each use of a device, kept as long as the process, as engines come and go.
 
-    torch destroys none of its streams, and keeps a workspace of the library's for each that multiplied: 32 MiB on Hopper.
+    torch destroys no stream, and keeps a workspace of its library's for each that multiplied: 32 MiB on Hopper.
     """
     return torch.cuda.Stream(device)
 
