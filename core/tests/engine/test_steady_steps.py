@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
+import torch
 
 from tenon_core.engine.block_allocator import LRUBlockAllocator
 from tenon_core.engine.ends import EndWatch
@@ -112,3 +115,29 @@ def test_a_device_in_the_hosts_memory_reads_what_was_packed_where_it_lies() -> N
         assert inputs.seq_lens.tolist() == [start + 1, start + 11]
         seen.append(inputs.positions.data_ptr())
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (13, 2, 2), (29, 5, 7), (1, 1, 1)])
+def test_every_part_of_what_is_packed_begins_where_vectors_do(sizes: tuple[int, int, int]) -> None:
+    tokens, rows, logits = sizes
+    packer = StepPacker(device=Device(), max_tokens=32, max_rows=8, max_logits=8, axes=3, tables=(2, 9, 4), depth=2)
+    lengths = np.full(rows, tokens // rows, dtype=np.int32)
+    lengths[: tokens % rows] += 1
+    most = int(lengths.max())
+    decodes = rows if most == 1 else 0
+    delta = StepDelta(
+        step=0, rows=np.arange(rows, dtype=np.int32), starts=np.zeros(rows, dtype=np.int32), num_tokens=lengths,
+        num_decodes=decodes, max_blocks=1, token_ids=np.arange(tokens - decodes, dtype=np.int32),
+    )  # fmt: skip
+    host = HostBatch(
+        num_tokens=tokens, num_rows=rows, num_logits=rows, num_decodes=decodes, query_lens=lengths, seq_lens=lengths,
+        max_query=most, max_seq=most,
+    )  # fmt: skip
+    key = ShapeKey(tokens=tokens, rows=rows, logits=logits, max_query=most, blocks=1, mode=GREEDY)
+    inputs = packer.pack(delta, key, host)
+    parts = [part for one in fields(inputs) if isinstance(part := getattr(inputs, one.name), torch.Tensor)]
+    assert len(parts) == 12
+    assert {part.storage_offset() * part.element_size() % 64 for part in parts} == {0}
+    assert inputs.positions.shape == (3, tokens)
+    assert inputs.query_starts.tolist()[: rows + 1] == [0, *np.cumsum(lengths).tolist()]
+    assert inputs.num_valid.tolist() == [tokens, rows, rows]

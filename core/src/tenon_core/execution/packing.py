@@ -3,9 +3,10 @@
     [ num_valid | token_ids | positions | token_rows | rows | query_starts | seq_lens |
       logit_index | logit_rows | targets | write_places | write_blocks ]
 
-Views are made once per padded size and kept, so a static key always sees the same tensors and a steady decode step
-writes a few slices. Host buffers rotate, because the device may still be reading the last ones; one that shares the
-host's memory has read them when a step is launched: there is one buffer, and no copy.
+Every part begins at a multiple of 64 bytes, whatever the sizes before it: a kernel that is compiled for the alignment of
+what it reads is compiled once. Views are made once per padded size and kept, so a static key always sees the same
+tensors and a steady decode step writes a few slices. Host buffers rotate, because the device may still be reading the
+last ones; one that shares the host's memory has read them when a step is launched: there is one buffer, and no copy.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ SECTIONS = (
     "write_places",
     "write_blocks",
 )
+ALIGNED = 16  # int32s
 KEPT_SIZES = 64  # padded sizes whose views are kept, beside all static ones
 
 
@@ -76,6 +78,7 @@ class StepPacker:
         self._dummy_row = tables[1] - 1
         self._dummy_place = self._dummy_row * tables[2]
         capacity = 4 + (2 + axes) * max_tokens + (3 + 2 * tables[0]) * max_rows + 1 + 3 * max_logits
+        capacity += len(SECTIONS) * ALIGNED
         assert not (device.shares_host_memory and device.is_async), "a step in flight still reads its host buffer"
         num_buffers = 1 if device.shares_host_memory else depth
         self._host = [device.host_buffer((capacity,), torch.int32) for _ in range(num_buffers)]
@@ -203,12 +206,13 @@ class StepPacker:
         axes = self._axes
         writes = self._tables[0] * rows
         lengths = (3, tokens, axes * tokens, tokens, rows, rows + 1, rows, logits, logits, logits, writes, writes)
-        bounds = [0, *np.cumsum(lengths).tolist()]
+        bounds = [0, *np.cumsum([-(-length // ALIGNED) * ALIGNED for length in lengths]).tolist()]
         used = bounds[-1]
 
         def split(buffer: Any) -> dict[str, Any]:
             parts = {
-                name: buffer[start:end] for name, start, end in zip(SECTIONS, bounds[:-1], bounds[1:], strict=True)
+                name: buffer[start : start + length]
+                for name, start, length in zip(SECTIONS, bounds[:-1], lengths, strict=True)
             }
             parts["positions"] = parts["positions"].reshape(axes, tokens)
             return parts

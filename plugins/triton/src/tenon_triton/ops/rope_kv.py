@@ -95,7 +95,7 @@ def _put(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])  # of a second group they begin anywhere
 def _rope_kv(
     qkv,
     positions,

@@ -52,7 +52,7 @@ def _prepare_inputs(
         tl.store(out_slots + group * num_tokens + token, block * size + position % size, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_places", "num_rows"])
+@triton.jit(do_not_specialize=["places", "blocks", "rows", "new_params", "num_places", "num_rows"])
 def _row_writes(
     block_tables,
     row_params,
