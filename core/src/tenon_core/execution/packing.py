@@ -3,8 +3,8 @@
     [ num_valid | token_ids | positions | token_rows | rows | query_starts | seq_lens |
       logit_index | logit_rows | targets | write_places | write_blocks ]
 
-Every part begins at a multiple of 64 bytes, whatever the sizes before it: a kernel that is compiled for the alignment of
-what it reads is compiled once. Views are made once per padded size and kept, so a static key always sees the same
+Every part begins at a multiple of 64 bytes, whatever the sizes before it: kernels that are compiled for the alignment
+of what they read are compiled once. Views are made once per padded size and kept, so a static key always sees the same
 tensors and a steady decode step writes a few slices. Host buffers rotate, because the device may still be reading the
 last ones; one that shares the host's memory has read them when a step is launched: there is one buffer, and no copy.
 """
