@@ -104,7 +104,7 @@ class Bench:
         vocab = MODELS[case.model]["vocab_size"]
         prompts = [rng.integers(0, vocab, self._pick(case.prompt)).astype("<i4") for _ in range(case.requests)]
         ids, submitted = [], 0
-        with watched(engine) as steps:
+        with watched(engine) as steps, engine.loop():
             start = time.perf_counter()
             for prompt in prompts:
                 self._next += 1

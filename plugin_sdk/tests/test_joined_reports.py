@@ -262,3 +262,27 @@ def test_a_check_with_two_entries_counts_once(stored: Callable[[Results], Path])
     """A test that passes and fails at its end, too."""
     joined = join([stored(results("L0/a", "L0/a", whole=False, part=part(1, 1, "L0", checks=2)))])
     assert joined.missing == ("1 checks that the 1 parts of L0 left out or did not reach",)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("machine",), {}),
+        (("machine",), None),
+        (("machine", "device"), None),
+        (("options",), []),
+        (("kernels", "silent"), None),
+        (("seeds",), "1"),
+        (("part", "number"), "a"),
+    ],
+)
+def test_a_field_of_another_kind_is_told(stored: Callable[[Results], Path], path: tuple[str, ...], value: Any) -> None:
+    file = stored(results("L0/one", part=part(1, 2, "L0", checks=2)))
+    data = json.loads(file.read_text())
+    held = data
+    for name in path[:-1]:
+        held = held[name]
+    held[path[-1]] = value
+    file.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="no report of the conformance kit"):
+        join([file])

@@ -103,7 +103,7 @@ class Device:
 
     torch_device: where tensors are made. is_async: launches return before the work is done, so that overlap pays.
     shares_host_memory: host and kernels read and write each other's tensors where they lie, and a call returns when its
-    work is done: core copies nothing between the two. Never together with `is_async`.
+    work is done: core copies neither a step's inputs nor its results. Never together with `is_async`.
     load_threads: host threads that may prepare weights at once; more than one where that is work of the host.
     memory_share: of its memory the engine uses unless told otherwise (the host's is shared with everyone).
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenon_cuda import graphs
-from tenon_cuda.execution import LARGE_MEMORY, CUDAExecution, decode_rows
+from tenon_cuda import compiling
+from tenon_cuda.execution import LARGE_MEMORY, PROMPT_TOKENS, CUDAExecution, decode_rows
 from tenon_cuda.graphs import CaptureExecutable
 from tenon_cuda.options import CUDAOptions
 from tenon_platforms.capabilities import Capabilities
@@ -56,17 +57,41 @@ def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     assert not set(keys) & set(policy.eager_keys())
 
 
-def test_steps_are_compiled_ahead_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_compiled_ahead_where_an_executable_is_told_how(caplog: pytest.LogCaptureFixture) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(
-        graphs, "compile_steps", lambda step, steps, threads: asked.append((step(7), list(steps), threads))
-    )
-    executable = CaptureExecutable(lambda inputs: inputs + 1, name="step", recorder=object())  # type: ignore[arg-type]
-    executable.compile_ahead([(key_of(), "inputs")])
-    ((found, steps, threads),) = asked
-    assert found == 8
-    assert steps == [(key_of(), "inputs")]
-    assert 1 <= threads <= graphs.MOST_THREADS
+
+    def ahead(step: Any, steps: Any) -> None:
+        asked.append((step(7), list(steps)))
+
+    def failing(step: Any, steps: Any) -> None:
+        raise ValueError("no room")
+
+    def executable(how: Any) -> CaptureExecutable:
+        return CaptureExecutable(lambda inputs: inputs + 1, name="step", recorder=object(), compile_ahead=how)  # type: ignore[arg-type]
+
+    executable(ahead).compile_ahead([(key_of(), "inputs")])
+    assert asked == [(8, [(key_of(), "inputs")])]
+    executable(None).compile_ahead(iter(()))
+    executable(failing).compile_ahead([(key_of(), "inputs")])  # a hint: the start goes on
+    assert "no room" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"kernels": "torch"}, {}])
+def test_without_triton_there_is_nothing_to_compile(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> None:
+    monkeypatch.setattr(compiling, "find_spec", lambda name: None if not settings else object())
+    for name in ("triton", "tenon_triton", "tenon_triton.compiling"):
+        monkeypatch.setitem(sys.modules, name, None)
+    policy, execution = policy_of(64, **settings)
+    assert execution.num_compiles == 0
+    made = execution.executable(lambda inputs: pytest.fail("nothing is rehearsed"), name="step")
+    made.compile_ahead([(key, None) for key in policy.eager_keys()])
+
+
+def test_prompts_are_compiled_for_every_way_of_the_tables() -> None:
+    from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH
+
+    ends = {rule.max_tokens for table in (BANDWIDTH, FLOAT8_BANDWIDTH) for rule in table.rules}
+    assert {end for end in ends if end > 16} <= set(PROMPT_TOKENS)
 
 
 def test_row_counts_are_those_of_the_docstring() -> None:

@@ -28,7 +28,7 @@ from tenon_platforms.attention import AttentionBackend
 from tenon_platforms.capabilities import Capabilities
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.dtypes import DType
-from tenon_platforms.errors import CapacityError, ConfigError, TenonError
+from tenon_platforms.errors import CapacityError, ConfigError, PluginError, TenonError
 from tenon_platforms.execution import EngineLimits, ExecutableKind, Execution
 from tenon_platforms.model import ModelSpec
 from tenon_platforms.ops.rows import RowWritesSpec
@@ -95,6 +95,12 @@ class Sockets:
     def open(cls, platform: Platform, index: int = 0) -> Sockets:
         """Open the platform's device and take its sockets."""
         device = platform.device(index)
+        if device.shares_host_memory and device.is_async:
+            raise PluginError(
+                f"platform {platform.name!r} says of {device.info.name} both `shares_host_memory` and `is_async`: a"
+                " step in flight would read what the host writes for the next one",
+                remedy="a device whose calls return before their work is done leaves `shares_host_memory` at False",
+            )
         device.open()
         return cls(
             platform=platform,

@@ -141,6 +141,7 @@ class DefaultScheduler:
         table = self._table
         if self._dirty:
             self._decodes, self._dirty = np.flatnonzero(self._decoding).astype(np.int32), False
+            self._decodes.flags.writeable = False  # who kept something by this array's identity relies on it
             self._num_left = 0
         rows = self._decodes
         if not len(rows):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tenon_platforms.errors import TenonError
+from tenon_platforms.errors import ConfigError, TenonError
 
 NEXT = """\
 wrote {distribution} to {folder}: {count} files. Then:
@@ -68,7 +68,10 @@ def _join(parts: Sequence[Path], report: Path, html: Path | None) -> int:
     print("\n".join(table_lines(results, LEVELS)))
     for path, text in ((report, to_json), (html, page)):
         if path is not None:
-            write_report(path, text(results))
+            try:
+                write_report(path, text(results))
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be written: {error}", remedy="name another file") from error
             print(f"written: {path}")
     remember(results)
     return 0

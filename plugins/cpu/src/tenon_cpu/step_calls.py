@@ -61,7 +61,7 @@ def kernel(name: str) -> Call:
 
 
 def bound(name: str, **values: Any) -> Callable[[], None]:
-    """The same call with its arguments fixed, for one that is made again and again."""
+    """The same call with its arguments fixed, to be made again and again; the caller keeps its tensors alive."""
     struct, run = _kernel(name)
     params = struct(**{key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in values.items()})
     address = ctypes.addressof(params)

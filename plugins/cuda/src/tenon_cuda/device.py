@@ -8,9 +8,8 @@ context is created by `open`, never before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +20,13 @@ from tenon_platforms.errors import DeviceError
 from . import faults
 from .probe import VISIBILITY
 from .staging import StagedCopies
+from .streams import STREAMS
 from .telemetry import Telemetry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_INSIDE: AbstractContextManager[Any] = nullcontext()
 STAGED_FROM = 1 << 20  # bytes of a pageable host tensor from which staging it pays
 FORWARDED = ("CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "NCCL_DEBUG")
 
@@ -71,7 +72,7 @@ class CUDADevice(Device):
                 " or run on the host with --platform cpu",
             )
         torch.cuda.set_device(self.torch_device)
-        self._stream = queue(self.torch_device)
+        self._stream = STREAMS.lend(self.torch_device)
         torch.cuda.set_stream(self._stream)
         # float32 means float32: the reduced formats are asked for by a model's dtype
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -83,6 +84,7 @@ class CUDADevice(Device):
             return
         if torch.cuda.current_stream(self.torch_device) == self._stream:
             torch.cuda.set_stream(torch.cuda.default_stream(self.torch_device))
+        STREAMS.take_back(self.torch_device, self._stream, *self._side_streams.values())
         self._stream = self._staged = None
         self._side_streams.clear()
         if self._telemetry is not None:
@@ -131,7 +133,7 @@ class CUDADevice(Device):
         """Work queued inside comes after what is queued now; who needs its results waits for an event of it."""
         side = self._side_streams.get(name)
         if side is None:
-            side = self._side_streams[name] = queue(self.torch_device, name)
+            side = self._side_streams[name] = STREAMS.lend(self.torch_device)
         side.wait_stream(self._stream)
         with torch.cuda.stream(side):
             yield side
@@ -145,6 +147,9 @@ class CUDADevice(Device):
         return context
 
     def inference_context(self) -> AbstractContextManager[Any]:
+        """Nothing inside itself, as a step is inside the engine's loop."""
+        if torch.is_inference_mode_enabled() and torch.cuda.current_stream() == self._stream:
+            return _INSIDE
         return _OnStream(self._stream)
 
     def telemetry(self) -> dict[str, float]:
@@ -154,15 +159,6 @@ class CUDADevice(Device):
 
     def classify_fault(self, error: BaseException) -> Fault:
         return faults.classify(error)
-
-
-@cache
-def queue(device: torch.device, name: str = "compute") -> torch.cuda.Stream:
-    """One stream for each use of a device, kept as long as the process, as engines come and go.
-
-    torch destroys no stream, and keeps a workspace of its library's for each that multiplied: 32 MiB on Hopper.
-    """
-    return torch.cuda.Stream(device)
 
 
 class _OnStream:

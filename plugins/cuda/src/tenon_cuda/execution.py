@@ -3,10 +3,10 @@
     rows   1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...     a captured size each
     mode   greedy and plain sampling; any other when a batch first needs it
 
-At the start all kernels of decodes, prompts and filtered sampling are compiled, many at a time; the powers of two and
-the largest size are recorded, the others when a step first needs them: a recording takes some hundredths of a second,
-and all of them would be most of a start. A row of padding reads one block and costs next to nothing. A step of a
-captured key is one packed copy and one replay: forward, sampling and the rows' update lie in one graph.
+At the start what decodes, prompts and filtered sampling launch is compiled, many kernels at a time; the powers of two
+and the largest size are recorded, the others when a step first needs them: a recording takes some hundredths of a
+second, and all of them would be most of a start. A row of padding reads one block and costs next to nothing. A step of
+a captured key is one packed copy and one replay: forward, sampling and the rows' update lie in one graph.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tenon_platforms.execution import EagerExecutable, EngineLimits, Executable, Execution
 from tenon_platforms.shapes import DynamicShapes, LatticeShapes, SamplingMode, ScheduleLimits, ShapeKey, ShapePolicy
-from tenon_triton.compiling import count
 
+from .compiling import compile_ahead, num_compiles
 from .graphs import CaptureExecutable, GraphPool, GraphRecorder, Recorder
 from .options import CUDAOptions
 
@@ -45,7 +45,7 @@ class CaptureLattice(LatticeShapes):
 
     def typical_keys(self) -> Iterator[ShapeKey]:
         """Prompts of the sizes at which a linear or an attention takes another way, and filtered sampling."""
-        for tokens in (self.limits.max_tokens, *PROMPT_TOKENS):
+        for tokens in dict.fromkeys((self.limits.max_tokens, *PROMPT_TOKENS)):
             if tokens <= self.limits.max_tokens:
                 yield ShapeKey(tokens=tokens, rows=1, logits=1, max_query=tokens, blocks=0)
         rows = self.decode_rows[0]
@@ -69,7 +69,8 @@ class CUDAExecution(Execution):
 
     @property
     def num_compiles(self) -> int:
-        return count()
+        """Of the process: engines that share one, and its own code, cannot be told apart."""
+        return num_compiles(self._settings)
 
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:
         default = LARGE_STEP_TOKENS if self._memory >= LARGE_MEMORY else STEP_TOKENS
@@ -85,7 +86,7 @@ class CUDAExecution(Execution):
     def executable(self, fn: Callable[[Any], Any], *, name: str) -> Executable:
         if not self._captures:
             return EagerExecutable(fn)
-        return CaptureExecutable(fn, name=name, recorder=self._recorder)
+        return CaptureExecutable(fn, name=name, recorder=self._recorder, compile_ahead=compile_ahead(self._settings))
 
 
 def decode_rows(most: int) -> tuple[int, ...]:

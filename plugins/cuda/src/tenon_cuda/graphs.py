@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ import torch
 from tenon_platforms.device import Fault
 from tenon_platforms.execution import Executable, ExecutableKind
 from tenon_platforms.shapes import ShapeKey
-from tenon_triton.compiling import compile_steps
 
+from .compiling import Ahead
 from .faults import classify
 
 LOG = logging.getLogger(__name__)
-MOST_THREADS = 16  # that compile at a time; more wait for each other
 
 
 class Graph(Protocol):
@@ -112,14 +110,15 @@ def _inside(graph: Any, fn: Callable[[Any], Any], inputs: Any) -> Any:
 
 
 class CaptureExecutable(Executable):
-    """num_captures: graphs recorded so far. A capture is no compilation: `num_compiles` stays 0, since the kernels that
-    Triton compiles are counted for the whole process (`CUDAExecution`).
-    """
+    """num_captures: graphs recorded so far, which are no compilations. compile_ahead: of a function and its steps."""
 
     kind = ExecutableKind.CAPTURE
 
-    def __init__(self, fn: Callable[[Any], Any], *, name: str, recorder: Recorder) -> None:
+    def __init__(
+        self, fn: Callable[[Any], Any], *, name: str, recorder: Recorder, compile_ahead: Ahead | None = None
+    ) -> None:
         self._fn = fn
+        self._compile_ahead = compile_ahead
         self._name = name
         self._recorder = recorder
         self._captured: dict[ShapeKey, tuple[Graph, Any]] = {}
@@ -129,7 +128,14 @@ class CaptureExecutable(Executable):
         self.fingerprint = f"cuda-graph:{name}"
 
     def compile_ahead(self, steps: Iterable[tuple[ShapeKey, Any]]) -> None:
-        compile_steps(self._fn, steps, threads=min(len(os.sched_getaffinity(0)), MOST_THREADS))
+        if self._compile_ahead is None:
+            return
+        try:
+            self._compile_ahead(self._fn, steps)
+        except Exception as error:
+            if classify(error) is Fault.LOST:
+                raise
+            LOG.warning("kernels are compiled where they are first launched: compiling them ahead failed: %s", error)
 
     def prepare(self, key: ShapeKey, inputs: Any) -> None:
         """Run once eagerly, so that kernels are compiled and workspaces made, then record and replay once."""

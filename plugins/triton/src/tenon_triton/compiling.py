@@ -1,39 +1,35 @@
 """Compilations of this process: counted, and many at a time before a first launch needs them.
 
-    with rehearsal(threads) as rehearsed:
-        rehearsed.run(step)      the step's kernels are compiled by the threads, and not launched
+    compile_steps(step, steps, threads)      each step's kernels are compiled by the threads, and not launched
 
 Triton compiles a kernel where it is first launched, one after the other, for half a second to some seconds each; a step
-launches dozens of kinds. In a rehearsal a launch only asks for its kernel. What kernels would have filled is zeros, so
-torch's own operations between them, which do run, find no stray index. A kernel that does not compile fails where it
-is launched in earnest. Where the first step of a kind finds all of its kernels in Triton's cache, the others of that
-kind are taken to be there too.
+launches dozens of kinds. In a rehearsal this thread's launches only ask for their kernels; those of other threads are
+launched as ever. What kernels would have filled is zeros, so torch's own operations between them, which do run, find no
+stray index. What does not compile here is forgotten, and compiled again, and told of, where it is launched in earnest.
+Steps come the largest first: where a kind's first one finds all of its kernels in Triton's cache, smaller ones are
+taken to be there.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
+import contextvars
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from triton import knobs
+from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.jit import JITFunction
 
 from tenon_platforms.shapes import ShapeKey
 
-try:
-    from triton.runtime._async_compile import AsyncCompileMode
-except ImportError:  # an older triton: kernels are compiled where they are launched
-    AsyncCompileMode = None
-
-LOG = logging.getLogger(__name__)
 FOUND_S = 0.25  # in which kernels of a cache are read, and hardly one is compiled
+LAUNCH = JITFunction.run
 ZEROED: dict[Any, Any] = {
     torch.empty: torch.zeros,
     torch.empty_like: torch.zeros_like,
@@ -42,90 +38,141 @@ ZEROED: dict[Any, Any] = {
 
 
 class _Compilations:
-    """How often Triton compiled, and did not find its work in a cache. Threads count too."""
+    """How often Triton compiled, and did not find its work in a cache: Triton's listener, from any thread."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)  # its `next` is one step of the interpreter
+        self._lock = threading.Lock()
+        self._other: Any = None  # who listened before
         self.total = 0
 
-    def __call__(self, *, cache_hit: bool, **_: Any) -> None:
+    def listen(self) -> None:
+        """From now on, beside whoever does already."""
+        with self._lock:
+            if knobs.compilation.listener is not self:
+                self._other, knobs.compilation.listener = knobs.compilation.listener, self
+
+    def __call__(self, *, cache_hit: bool, **facts: Any) -> None:
         if not cache_hit:
-            self.total = next(self._numbers)
+            with self._lock:
+                self.total += 1
+        if self._other is not None:
+            self._other(cache_hit=cache_hit, **facts)
 
 
 _COMPILATIONS = _Compilations()
 
 
 def count() -> int:
-    """Kernels that this process has compiled since it first asked."""
-    if knobs.compilation.listener is None:  # somebody else's stays
-        knobs.compilation.listener = _COMPILATIONS
+    """Kernels that this process, whoever in it, has compiled since it first asked."""
+    _COMPILATIONS.listen()
     return _COMPILATIONS.total
 
 
 def compile_steps(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]], threads: int) -> None:
-    """`Executable.compile_ahead` of `step(inputs)`."""
-    known: dict[tuple[bool, Any], bool] = {}  # kind -> whether a cache had all of its first step's kernels
-    with rehearsal(threads) as rehearsed:
-        if rehearsed is None:
-            return
+    """`Executable.compile_ahead` of `step(inputs)`. Raises what a step, or making its inputs, raises."""
+    # in a context of its own, which is gone with it however it ends
+    contextvars.copy_context().run(_rehearse, step, steps, threads)
+
+
+def _rehearse(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]], threads: int) -> None:
+    is_known: dict[tuple[bool, Any], bool] = {}  # kind -> whether a cache had all of its first step's kernels
+    pool = ThreadPoolExecutor(threads, "tenon-compile")
+    asked = _Asked(pool=pool)
+    try:
+        active_mode.set(asked)
         for key, inputs in steps:
             kind = key.is_decode, key.mode
-            if known.get(kind):
+            if is_known.get(kind):
                 continue
             before = count()
-            try:
-                rehearsed.run(lambda inputs=inputs: step(inputs))  # type: ignore[misc]
-            except Exception as error:  # noqa: BLE001  a hint: what is wrong is told where the step runs in earnest
-                LOG.debug("not compiled ahead, %s: %s", key, error)
-            if kind not in known:
-                known[kind] = rehearsed.settled(FOUND_S) and count() == before
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """A rehearsal that goes on. mode: Triton's, which hands compilations to threads."""
-
-    mode: Any
-
-    def run(self, step: Callable[[], Any]) -> None:
-        """`step`, of which only what is not a Triton kernel is run."""
-        with _asking_only(), _Zeros():
-            step()
-
-    def settled(self, seconds: float) -> bool:
-        """Whether every kernel asked for so far is there within so many seconds."""
-        return not wait(self.mode.raw_futures, timeout=seconds).not_done
-
-
-@contextmanager
-def rehearsal(threads: int) -> Iterator[Rehearsal | None]:
-    """Ends when everything that was asked for is compiled. None where this triton compiles in no other thread."""
-    count()
-    if AsyncCompileMode is None:
-        yield None
-        return
-    with ThreadPoolExecutor(threads, "tenon-compile") as pool, AsyncCompileMode(pool, ignore_errors=True) as mode:
-        yield Rehearsal(mode)
-
-
-@contextmanager
-def _asking_only() -> Iterator[None]:
-    """Launches of every kernel ask for its compilation. At a start no other thread launches."""
-    launch = JITFunction.run
-
-    def ask(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return launch(self, *arguments, grid=grid, warmup=True, **options)
-
-    JITFunction.run = ask
-    try:
-        yield
+            with asked.asking(), _Zeros():
+                step(inputs)
+            if kind not in is_known:
+                is_known[kind] = asked.settled(FOUND_S) and count() == before
+        asked.settled(None)
     finally:
-        JITFunction.run = launch
+        pool.shutdown(cancel_futures=True)
+        asked.finish()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What Triton hands compilations to in this context (`AsyncCompileMode` has no say in how failures end)."""
+
+    pool: ThreadPoolExecutor
+    kernels: dict[Any, FutureKernel] = field(default_factory=dict)
+    functions: set[JITFunction] = field(default_factory=set)
+
+    def submit(self, key: Any, compile_it: Callable[[], Any], finish: Callable[[Any], None]) -> FutureKernel:
+        """Triton's call."""
+        if key not in self.kernels:
+            self.kernels[key] = FutureKernel(finish, self.pool.submit(compile_it))
+        return self.kernels[key]
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """This thread's launches ask for kernels."""
+        _PATCH.take()
+        _PATCH.local.functions = self.functions
+        try:
+            yield
+        finally:
+            _PATCH.local.functions = None
+            _PATCH.give_back()
+
+    def settled(self, seconds: float | None) -> bool:
+        """Whether every kernel asked for so far is there within so many seconds, and none failed."""
+        futures = [kernel.future for kernel in self.kernels.values()]
+        return not wait(futures, seconds).not_done and not any(one.exception() for one in futures)
+
+    def finish(self) -> None:
+        """Kernels take their places; those that failed, or were given up, leave them to another attempt."""
+        for kernel in self.kernels.values():
+            if not kernel.future.cancelled() and kernel.future.exception() is None:
+                kernel.result()
+        for function in self.functions:
+            for kept, *_ in function.device_caches.values():
+                for key, held in list(kept.items()):
+                    if isinstance(held, FutureKernel) and held.kernel is None:
+                        del kept[key]
+
+
+class _Patch:
+    """`JITFunction.run` while somebody rehearses. local.functions: of a thread that does, else None or absent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self.local = threading.local()
+
+    def take(self) -> None:
+        with self._lock:
+            self._users += 1
+            JITFunction.run = _ask_or_launch
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                JITFunction.run = LAUNCH
+
+
+_PATCH = _Patch()
+
+
+def _ask_or_launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    functions = getattr(_PATCH.local, "functions", None)
+    if functions is not None:
+        functions.add(self)
+        warmup = True
+    return LAUNCH(self, *arguments, grid=grid, warmup=warmup, **options)
 
 
 class _Zeros(TorchFunctionMode):
-    """New tensors are of zeros."""
+    """`empty`, `empty_like` and `new_empty` are of zeros; our steps make tensors in no other way."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return ZEROED.get(func, func)(*args, **(kwargs or {}))
+        named = dict(kwargs or {})
+        if func in ZEROED:
+            named.pop("memory_format", None)
+        return ZEROED.get(func, func)(*args, **named)

@@ -14,10 +14,13 @@ from __future__ import annotations
 import os
 from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
+
+from .facts import CACHE_LINE
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -27,7 +30,6 @@ except ImportError:  # an older triton, or one built for other devices
 FIRST_ARCH = 90  # Hopper
 OFF = {"EARLY": False}
 ON = {"EARLY": True, "launch_pdl": True}
-LINE = 128  # bytes of a cache line
 
 
 @triton.jit
@@ -67,6 +69,11 @@ def is_supported() -> bool:
     return target.backend == "cuda" and int(target.arch) >= FIRST_ARCH
 
 
+def queue_of(device: torch.device) -> int:
+    """The queue that kernels of a device are launched on now; 0 where they are interpreted."""
+    return 0 if os.environ.get("TRITON_INTERPRET") == "1" else int(driver.active.get_current_stream(device.index or 0))
+
+
 def options() -> dict[str, bool]:
     """Keyword arguments of a launch: the constant EARLY, and the attribute that goes with it."""
     return ON if is_supported() else OFF
@@ -74,9 +81,10 @@ def options() -> dict[str, bool]:
 
 def lines_of(columns: int, weight: Tensor) -> int:
     """Cache lines of so many columns of a weight's row."""
-    return max(1, columns * weight.element_size() // LINE)
+    return max(1, columns * weight.element_size() // CACHE_LINE)
 
 
 def ahead_of(wanted: int, there: int) -> int:
     """Blocks that a program fetches before its input is complete, of those that it reads: a power of two, or none."""
+    assert wanted & (wanted - 1) == 0, "a kernel counts them with `arange`"
     return min(wanted, triton.next_power_of_2(there)) if is_supported() else 0

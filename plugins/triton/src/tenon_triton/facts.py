@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CACHE_LINE = 128  # bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:

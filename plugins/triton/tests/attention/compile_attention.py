@@ -21,10 +21,10 @@ from ahead_of_time import has_early_launch, source_of, spills, target_of
 from kernels_to_compile import Entry
 
 from tenon_triton.attention import kv_cache
-from tenon_triton.attention.configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, attention_configs, next_power
+from tenon_triton.attention.configs import JOIN_ELEMENTS, MIN_ROWS, attention_configs, next_power
 from tenon_triton.attention.decode import decode_kernel, join_kernel
 from tenon_triton.attention.prefill import prefill_kernel
-from tenon_triton.facts import DeviceFacts
+from tenon_triton.facts import CACHE_LINE, DeviceFacts
 
 SHARED = {  # bytes a program may use
     "cuda:80": 163 * 1024,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from functools import partial
 from typing import Any
 
 os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from tenon_platforms.shapes import GREEDY, ShapeKey
-from tenon_triton.compiling import compile_steps, count
+from tenon_triton.compiling import LAUNCH, compile_steps, count
 from tenon_triton.ops import mlp
 from tenon_triton.ops.gemv import gemv
 from tenon_triton.ops.linear_table import Gemv
@@ -42,31 +46,112 @@ def key_of(tokens: int, *, prompt: bool = False) -> ShapeKey:
     )
 
 
-def main() -> None:
-    """Counts after each rehearsal, then what a step saw."""
-    driver.set_active(Driver())
-    seen: list[int] = []
-
+def step_of(seen: list[int]) -> Any:
     def step(tokens: int) -> Any:
         x = torch.ones(tokens, 64, dtype=torch.bfloat16)
-        if tokens == 99:
-            raise ValueError("a step that cannot be rehearsed")
         wide = gemv(x, torch.ones(128, 64, dtype=torch.bfloat16), Gemv(block=64)) if tokens <= 4 else x
         seen.append(int(torch.arange(8)[mlp.multiply(wide, "silu")[0].long()].sum()))  # kernels' results are indices
         return wide
 
-    def steps(*keys: ShapeKey) -> Any:
-        return ((key, key.tokens) for key in keys)
+    return step
 
-    compile_steps(step, steps(key_of(1), key_of(2), key_of(99), key_of(64, prompt=True)), threads=2)
+
+def steps(*keys: ShapeKey) -> Any:
+    return ((key, key.tokens) for key in keys)
+
+
+def outcome(call: Any) -> str:
+    """The name of what it raised, or "nothing"."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001  whatever it is, its name is printed
+        return type(error).__name__
+    return "nothing"
+
+
+def in_a_thread(call: Any) -> str:
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(outcome(call)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def counted() -> None:
+    """Counts after each rehearsal, and what a step saw."""
+    seen: list[int] = []
+    step = step_of(seen)
+    compile_steps(step, steps(key_of(1), key_of(2), key_of(64, prompt=True)), threads=2)
     print("first", count(), len(seen), set(seen))
     before = len(seen)
     compile_steps(step, steps(key_of(1), key_of(2), key_of(4)), threads=2)
     print("again", count(), len(seen) - before)
-    try:
-        step(1)
-    except Exception as error:  # noqa: BLE001  whatever a launch without a device raises
-        print("launched", type(error).__name__)
+    print("launched", outcome(lambda: step(1)) != "nothing")
+
+
+def interrupted() -> None:
+    """However a rehearsal ends, the next one and launches in earnest are as ever."""
+    step = step_of([])
+
+    def broken(error: BaseException) -> Any:
+        yield key_of(1), 1
+        raise error
+
+    print("error", outcome(lambda: compile_steps(step, broken(ValueError("inputs")), threads=2)))
+    print("interrupt", outcome(lambda: compile_steps(step, broken(KeyboardInterrupt()), threads=2)))
+    before = count()
+    compile_steps(step, steps(key_of(3)), threads=2)
+    print("after", count() > before, JITFunction.run is LAUNCH)
+
+
+def beside_others() -> None:
+    """Another thread's launches are launches, which a device that is not there refuses."""
+    found: list[str] = []
+
+    def step(tokens: int) -> None:
+        x = torch.ones(tokens, 32, dtype=torch.bfloat16)
+        mlp.multiply(x, "silu")
+        found.append(in_a_thread(lambda: mlp.multiply(x, "silu")))
+
+    compile_steps(step, steps(key_of(1)), threads=2)
+    print("beside", found[0] != "nothing")
+
+
+def failed_once() -> None:
+    """A compilation that fails in a rehearsal is tried again in earnest."""
+    tries: list[int] = []
+    kernel, real = mlp._activation_mul, mlp._activation_mul.compile
+
+    def flaky(*arguments: Any, **options: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("no space left")
+        return real(*arguments, **options)
+
+    kernel.compile = flaky
+    call = partial(mlp.multiply, torch.ones(1, 16, dtype=torch.bfloat16), "silu")
+    compile_steps(lambda inputs: call(), steps(key_of(1)), threads=2)
+    print("tries", len(tries), outcome(call) != "OSError", len(tries))
+    kernel.compile = real
+
+
+def heard() -> None:
+    """Who listened to Triton before goes on hearing."""
+    heard: list[bool] = []
+    knobs.compilation.listener = lambda cache_hit, **facts: heard.append(cache_hit)
+    before = count()
+    compile_steps(lambda inputs: mlp.multiply(torch.ones(1, 8), "relu"), steps(key_of(1)), threads=2)
+    print("heard", len(heard), count() - before)
+
+
+def main() -> None:
+    """Everything, in turn."""
+    driver.set_active(Driver())
+    counted()
+    interrupted()
+    beside_others()
+    failed_once()
+    heard()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,13 @@ def test_a_rehearsal_compiles_everything_once_and_launches_nothing(tmp_path: Pat
     # gemv of one token, of two, and the activation of either width: 128 / 2 and 64 / 2 features
     assert found["first"] == "4 3 {0}"
     assert found["again"] == "4 1"  # the first decode finds its kernels, the others are not asked
-    assert "launched" in found  # and is no rehearsal any more
+    assert found["launched"] == "True"  # and that was no rehearsal: there is no device
+    # however one ends, the next is as ever, and nothing of it stays
+    assert (found["error"], found["interrupt"]) == ("ValueError", "KeyboardInterrupt")
+    assert found["after"] == "True True"
+    assert found["beside"] == "True"
+    assert found["tries"] == "1 True 2"
+    assert found["heard"] == "1 1"
 
 
 def test_steps_of_a_kind_that_a_cache_has_are_not_rehearsed(tmp_path: Path) -> None:

@@ -75,24 +75,25 @@ class HostCase:
         """Run it. Raises `CapacityError` where a request ended or was preempted: then no step was steady."""
         made = self._assemble()
         engine = made.engine
-        self._submit_all(made)
-        while engine.stats().num_waiting or engine.stats().num_prompt_tokens == 0:
-            engine.step()
-        for _ in range(self.warmup):
-            engine.step()
-        gc.collect()
-        gc.freeze()
-        calibration: list[float] = []
-        whole: list[float] = []
-        for _ in range(self.runs):
-            calibration.append(calibrate())
-            start = time.perf_counter()
-            for _ in range(self.steps):
+        with engine.loop():
+            self._submit_all(made)
+            while engine.stats().num_waiting or engine.stats().num_prompt_tokens == 0:
                 engine.step()
-            whole.append((time.perf_counter() - start) / self.steps)
-        clock = PhaseClock.around(engine, made.runner)
-        splits = [clock.run(engine.step, self.steps) for _ in range(self.runs)]
-        gc.unfreeze()
+            for _ in range(self.warmup):
+                engine.step()
+            gc.collect()
+            gc.freeze()
+            calibration: list[float] = []
+            whole: list[float] = []
+            for _ in range(self.runs):
+                calibration.append(calibrate())
+                start = time.perf_counter()
+                for _ in range(self.steps):
+                    engine.step()
+                whole.append((time.perf_counter() - start) / self.steps)
+            clock = PhaseClock.around(engine, made.runner)
+            splits = [clock.run(engine.step, self.steps) for _ in range(self.runs)]
+            gc.unfreeze()
         self._check(made)
         engine.shutdown()
         best = {phase: min(split[phase] for split in splits) * 1e3 for phase in splits[0]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tenon_platforms.device import Fault
+from tenon_platforms.device import HOST, Fault
 from tenon_platforms.shapes import ShapeKey
 
 from ..compare import assert_equal
@@ -31,6 +31,11 @@ def facts(subject: Subject, profile: Profile, case: Case) -> None:
         raise ConformanceError("load_threads and processes_per_device are at least 1")
     if bad := {k: v for k, v in device.telemetry().items() if not isinstance(v, (int, float))}:
         raise ConformanceError(f"telemetry gives numbers by name, not {bad}")
+    if device.shares_host_memory and (device.is_async or device.zeros((1,), torch.int32).device != HOST):
+        raise ConformanceError(
+            "shares_host_memory is said by a device whose tensors are the host's and whose calls return when their work"
+            f" is done; is_async is {device.is_async}, and zeros lie on {device.zeros((1,), torch.int32).device}"
+        )
     device.reset_peak()
     if device.memory().total != memory.total:
         raise ConformanceError("the total memory changed between two calls")

@@ -67,7 +67,7 @@ def read_report(path: Path) -> Results:
     """A report that `--report` wrote. Raises `ConfigError`."""
     try:
         return _results(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no report of the conformance kit: {error!r}") from error
 
 
@@ -75,6 +75,7 @@ def _results(data: dict[str, Any]) -> Results:
     entries = [Entry(**one) for one in data["checks"]]
     if data["format"] != FORMAT:
         raise ValueError(f"its format is {data['format']}, expected {FORMAT}")
+    _check_kinds(data)
     if unknown := {entry.level for entry in entries} - set(LEVELS):
         raise ValueError(f"{', '.join(sorted(unknown))} is no level")
     part = data.get("part")
@@ -93,6 +94,30 @@ def _results(data: dict[str, Any]) -> Results:
         served=tuple(data["kernels"]["served"]),
         silent=data["kernels"]["silent"],
     )
+
+
+def _check_kinds(data: dict[str, Any]) -> None:
+    """Raises `ValueError` where a field is of another kind than `--report` writes."""
+    machine = data["machine"]
+    kinds: dict[str, tuple[Any, type]] = {
+        "options": (data["options"], dict),
+        "measured": (data["measured"], dict),
+        "machine": (machine, dict),
+        "machine.versions": (machine["versions"], dict),
+        "machine.device": (machine.get("device", {}), dict),
+        "kernels.silent": (data["kernels"]["silent"], dict),
+        "kernels.served": (data["kernels"]["served"], list),
+        "seeds": (data["seeds"], int),
+        "platform": (data["platform"], str),
+        "profile": (data["profile"], str),
+    }
+    part = data.get("part")
+    for name in ("number", "of", "checks"):
+        if part is not None:
+            kinds[f"part.{name}"] = (part[name], int)
+    for name, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
 
 
 def _refuse_others(reports: Sequence[Report]) -> None:

@@ -13,7 +13,6 @@ from ..facts import DeviceFacts
 MIN_ROWS = 16  # of a product's left side, and elements of its sums
 MAX_PARTS = 128
 JOIN_ELEMENTS = 4096  # values that a program joins at a time
-CACHE_LINE = 128  # bytes
 WHOLE_STAGES = 4  # with fewer tiles on their way a single program is no match for memory
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from tenon_platforms.ops.attention import AttentionSpec
 
 from .. import early
-from .configs import CACHE_LINE, JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power, padded_dim
+from ..facts import CACHE_LINE
+from .configs import JOIN_ELEMENTS, MIN_ROWS, DecodeConfig, TileConfig, next_power, padded_dim
 from .decode import decode_kernel, join_kernel
 from .prefill import prefill_kernel
 

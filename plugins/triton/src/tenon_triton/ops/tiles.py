@@ -219,8 +219,8 @@ def _scaled(sums, x_scale, scale, bias, token, column, known, there):
 
 
 @cache
-def _counters(device: torch.device) -> Tensor:
-    """Zeroed counters of a device. One queue uses them at a time, as a step's kernels do."""
+def _counters(device: torch.device, queue: int) -> Tensor:
+    """Zeroed counters of a queue of a device, whose kernels run one after the other."""
     return torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device)
 
 
@@ -251,7 +251,7 @@ def tiles(
     parts = counters = squares = None
     if config.splits > 1:
         parts = torch.empty((config.splits, tokens, out_features), dtype=torch.float32, device=x.device)
-        counters = _counters(x.device)
+        counters = _counters(x.device, early.queue_of(x.device))
         assert grid[0] * grid[1] <= MOST_COUNTERS, "split sums are for few tokens"
         if norm is not None:
             squares = torch.empty((config.splits, grid[0], tokens), dtype=torch.float32, device=x.device)
