@@ -213,7 +213,7 @@ def test_split_sums_are_the_same_every_time_and_leave_their_counters_at_zero() -
     assert all(torch.equal(kernel.run(x, bound), first) for _ in range(2))
     from tenon_triton.ops.tiles import _counters
 
-    assert not _counters(x.device).any()
+    assert not _counters(x.device, 0).any()
 
 
 def test_one_tile_is_batch_invariant() -> None:
