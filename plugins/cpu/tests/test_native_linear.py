@@ -153,6 +153,19 @@ def test_parts_of_different_types_bias_and_silu(isa: str, data: Any, tokens: int
     torch.testing.assert_close(found.double(), wanted, rtol=4 * unit, atol=unit * size)
 
 
+def test_silu_of_a_gate_far_below_zero_is_zero_and_of_no_number_none(isa: str) -> None:
+    gates = torch.tensor([-3e38, -1e30, -1e9, -1e4, -100.0, -20.0, 3.0, float("nan")])
+    weights = torch.zeros(2, 32)
+    weights[0, 0] = weights[1, 1] = 1.0
+    x = torch.zeros(len(gates), 32)
+    x[:, 0], x[:, 1] = gates, 9.0
+    found = NativeLinear([pack_dense(row[None]) for row in weights], None, silu_mul=True)(x)[:, 0]
+    assert bool((found[:5].abs() < 1e-30).all()), found
+    wanted = torch.nn.functional.silu(gates[5:7].double()) * 9.0
+    torch.testing.assert_close(found[5:7].double(), wanted, rtol=1e-5, atol=0.0)
+    assert bool(found[7].isnan())
+
+
 @pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("type_name", QUANTIZED)
 def test_a_token_has_the_same_bits_in_any_batch(isa: str, type_name: str, fine: bool) -> None:

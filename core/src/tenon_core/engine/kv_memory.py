@@ -103,6 +103,8 @@ class KVMemory:
 
         Asked before each token; for as long as it is the same array object, all of its rows get the token.
         """
+        if not len(rows):
+            return NO_ROWS
         if rows is self._roomy and self._num_roomy > 0:
             self._num_roomy -= 1
             return NO_ROWS

@@ -12,8 +12,8 @@ TENON_INLINE vf ended(const float* out, const float* up, const float* bias, cons
     if (up == nullptr) return v;
     vf u = vload(up + i);
     if (up_bias != nullptr) u = vadd(u, vload(up_bias + i));
-    const vf one = vset(1.0f);
-    return vmul(vdiv(v, vadd(one, vexp(vsub(vzero(), v)))), u);
+    const vf one = vset(1.0f), gate = vmax(vset(-1e4f), v);  // vexp ends at e^88; a NaN is the second operand
+    return vmul(vdiv(gate, vadd(one, vexp(vsub(vzero(), gate)))), u);
 }
 
 TENON_INLINE void end(const float* out, const float* up, const float* bias, const float* up_bias, float* result) {
