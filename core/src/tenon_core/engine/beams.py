@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tenon_core.execution.runner import HostLogprobs
+from tenon_core.execution.results import HostLogprobs
 from tenon_core.state.rows import RowTable
 
 from .beam_group import BeamGroup

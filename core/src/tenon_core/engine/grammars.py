@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tenon_core.execution.runner import GrammarMasks, LaunchedStep
+from tenon_core.execution.results import LaunchedStep
+from tenon_core.execution.runner import GrammarMasks
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.rules import BadWords, Rule, bit
 from tenon_core.sampling.structured import PARAM

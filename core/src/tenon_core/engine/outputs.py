@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenon_core.execution.delta import StepDelta
-from tenon_core.execution.runner import HostLogprobs, LaunchedStep, StepResult
+from tenon_core.execution.results import HostLogprobs, LaunchedStep, StepResult
 from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.state.rows import RowTable
 

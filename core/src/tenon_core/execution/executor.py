@@ -10,7 +10,8 @@ from typing import Protocol
 from tenon_platforms.device import Device
 
 from .delta import StepDelta
-from .runner import FailedStep, GrammarMasks, LaunchedStep, Runner
+from .results import FailedStep, LaunchedStep
+from .runner import GrammarMasks, Runner
 
 
 class Executor(Protocol):
