@@ -23,10 +23,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from triton import knobs
-from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.jit import JITFunction
 
 from tenon_platforms.shapes import ShapeKey
+
+try:
+    from triton.runtime._async_compile import FutureKernel, active_mode
+except ImportError:  # a triton that arranges this in another way: kernels are compiled where they are launched
+    FutureKernel = active_mode = None
 
 FOUND_S = 0.25  # in which kernels of a cache are read, and hardly one is compiled
 LAUNCH = JITFunction.run
@@ -70,6 +74,8 @@ def count() -> int:
 
 def compile_steps(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]], threads: int) -> None:
     """`Executable.compile_ahead` of `step(inputs)`. Raises what a step, or making its inputs, raises."""
+    if active_mode is None:
+        return
     # in a context of its own, which is gone with it however it ends
     contextvars.copy_context().run(_rehearse, step, steps, threads)
 

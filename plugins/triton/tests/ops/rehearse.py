@@ -1,4 +1,4 @@
-"""Rehearses steps for a device that is not there, and prints what was compiled: `python rehearse.py FOLDER`.
+"""Rehearses steps for a device that is not there, and prints what was compiled: `python rehearse.py FOLDER [alone]`.
 
 A process of its own, since the interpreter of the other tests and the compiler exclude each other. FOLDER: Triton's
 cache. Tensors are the CPU's: a launch in earnest would fail.
@@ -19,6 +19,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+if len(sys.argv) > 2:
+    sys.modules["triton.runtime._async_compile"] = None  # type: ignore[assignment]
 
 from tenon_platforms.shapes import GREEDY, ShapeKey
 from tenon_triton.compiling import LAUNCH, compile_steps, count
@@ -145,9 +148,11 @@ def heard() -> None:
 
 
 def main() -> None:
-    """Everything, in turn."""
+    """Everything, in turn; or counts alone, with a triton that hands no compilations over."""
     driver.set_active(Driver())
     counted()
+    if len(sys.argv) > 2:
+        return
     interrupted()
     beside_others()
     failed_once()

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.unit
 HERE = Path(__file__).parent
 
 
-def rehearsed(cache: Path) -> dict[str, str]:
+def rehearsed(cache: Path, *how: str) -> dict[str, str]:
     """What `rehearse.py` printed, by the first word of a line."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     run = subprocess.run(
-        [sys.executable, str(HERE / "rehearse.py"), str(cache)],
+        [sys.executable, str(HERE / "rehearse.py"), str(cache), *how],
         env=env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
@@ -44,3 +44,8 @@ def test_steps_of_a_kind_that_a_cache_has_are_not_rehearsed(tmp_path: Path) -> N
     found = rehearsed(tmp_path)
     assert found["first"] == "0 2 {0}"  # one decode and one prompt
     assert found["again"] == "0 1"
+
+
+def test_a_triton_that_hands_no_compilations_over_is_left_alone(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path, "alone")
+    assert (found["first"], found["again"], found["launched"]) == ("0 0 set()", "0 0", "True")
