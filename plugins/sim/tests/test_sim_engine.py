@@ -246,13 +246,13 @@ def test_a_host_buffer_overwritten_too_early_shows(tiny: Any, racy: bool) -> Non
         packer._host = [packer._host[0]] * len(packer._host)
         packer._static.clear()
         packer._holds = [None] * len(packer._holds)
-    outcome = finish(assembled, [request(0, prompt, max_tokens=NEW_TOKENS)])
 
     def compare() -> None:
+        outcome = finish(assembled, [request(0, prompt, max_tokens=NEW_TOKENS)])
         assert_greedy_equal(outcome.of(0), reference, prompt)
 
-    if racy:
-        with pytest.raises(AssertionError, match="the reference says"):
+    if racy:  # other tokens, or none: the device took garbage for an index, and the request ended
+        with pytest.raises(AssertionError, match=r"the reference says|no tokens to compare"):
             compare()
     else:
         compare()
