@@ -1,7 +1,7 @@
 """llama.cpp as a peer of `cpu.py`: its server's engine in this process, on the same GGUF file.
 
 Needs its bindings with built libraries, in a folder of their own: `pip install --no-deps --target DIR xllamacpp`, and
-DIR in PYTHONPATH. They choose the instruction set themselves when they load.
+DIR in PYTHONPATH. The wheel is built for AVX2: on a wider machine build llama.cpp there, or it is no peer.
 """
 
 from __future__ import annotations
