@@ -1,12 +1,11 @@
 """Times decode steps of whole layers in a graph, and finds the ways of their linears that are fastest there.
 
-    python benchmarks/triton_layers.py [--models 8b,0.6b] [--tokens 1,16] [--types bf16,fp8] [--tune|--ahead] [--json F]
+    python benchmarks/triton_layers.py [--models 8b,0.6b] [--tokens 1,16] [--types bf16,fp8] [--tune] [--json FILE]
 
 A chain of layers with weights of their own, as a model's step: add and norm, qkv, rotation with KV write, attention of
 256 tokens, out, add and norm, gated MLP. Times are microseconds a layer, medians of replays. Beside each other: kernels
 that begin when the one before is complete, those that begin early, and with `--tune` every candidate of every linear
-while the other linears stay: a kernel that is fastest alone need not be so between its neighbours. `--ahead`: how many
-tiles or blocks of its weight each linear should fetch into the level-2 cache before its input is complete.
+while the other linears stay: a kernel that is fastest alone need not be so between its neighbours.
 """
 
 from __future__ import annotations
@@ -162,13 +161,13 @@ def candidates(tokens: int, *, fp8: bool) -> list[Way]:
     return found
 
 
-def short(way: Way | NormedWay) -> str:
+def short(way: Way) -> str:
     if isinstance(way, Gemv):
         return f"G{way.rows}x{way.block}w{way.warps}"
     if isinstance(way, Tiles):
         letters = ("S" if way.swap else "") + ("W" if way.widens else "") + ("Q" if way.quantizes else "")
         return f"T{way.m}x{way.n}x{way.k}/{way.splits}w{way.warps}s{way.stages}{letters}"
-    return "lib" if isinstance(way, Library) else f"N{way.rows}x{way.turns}w{way.warps}"
+    return "lib"
 
 
 def random_weight(out: int, inner: int, *, fp8: bool) -> Weight:
@@ -410,34 +409,6 @@ def tune(chain: Chain, broken: set[tuple[Way, bool]]) -> dict[str, Any]:
     return found
 
 
-def aheads(chain: Chain) -> None:
-    """How far each linear fetches its weights before its input is complete: one after the other, the best kept."""
-    table, layers = chain.table, len(chain.layers)
-    for size in chain.shape.weights.values():
-        way = table.base.normed_way(chain.tokens, *size)
-        if way is not None:
-            table.normed[size] = way
-        table.ways[size] = table.base.way(chain.tokens, *size)
-    print(f"    as the tables say {timed([chain.run], 15) / layers:.2f}", flush=True)
-    for name in ("out", "qkv", "gate_up", "down"):
-        size = chain.shape.weights[name]
-        ways: dict[Any, Any] = table.normed if size in table.normed else table.ways  # type: ignore[assignment]
-        if isinstance(ways[size], Library):
-            continue
-        times = {}
-        for ahead in (0, 1, 2, 4, 8, 16, 32):
-            ways[size] = replace(ways[size], ahead=ahead)
-            times[ahead] = timed([chain.run], 15) / layers
-        best = min(times, key=times.__getitem__)
-        ways[size] = replace(ways[size], ahead=best)
-        print(
-            f"    {name:8} {short(ways[size]):24} ahead", *(f"{a}: {took:.2f}" for a, took in times.items()), flush=True
-        )
-    print(f"    best {timed([chain.run], 15) / layers:.2f}", flush=True)
-    table.ways.clear()
-    table.normed.clear()
-
-
 def heads(model: str, counts: list[int]) -> None:
     """The head's ways: alone, since it is larger than any cache."""
     out, inner = {"8b": (128256, 4096), "0.6b": (151936, 1024)}[model]
@@ -469,7 +440,6 @@ def main() -> None:
     parser.add_argument("--types", default="bf16,fp8")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--heads", action="store_true")
-    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     counts = [int(text) for text in args.tokens.split(",")]
@@ -493,10 +463,6 @@ def main() -> None:
                 chain.at(tokens)
                 chain.table.ways.clear()
                 chain.table.pair_tokens = chain.table.base.pair_tokens
-                if args.ahead:
-                    print(f"{model} {'fp8' if fp8 else 'bf16'} M={tokens}, bytes {chain.floor():.1f}", flush=True)
-                    aheads(chain)
-                    continue
                 line: dict[str, Any] = {"model": model, "fp8": fp8, "tokens": tokens, "floor": round(chain.floor(), 2)}
                 chain.fused = False
                 with launched_late():

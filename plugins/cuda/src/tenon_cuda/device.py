@@ -8,7 +8,7 @@ context is created by `open`, never before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ from .telemetry import Telemetry
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INSIDE: AbstractContextManager[Any] = nullcontext()
 STAGED_FROM = 1 << 20  # bytes of a pageable host tensor from which staging it pays
 FORWARDED = ("CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "NCCL_DEBUG")
 
@@ -147,9 +146,8 @@ class CUDADevice(Device):
         return context
 
     def inference_context(self) -> AbstractContextManager[Any]:
-        """Nothing inside itself, as a step is inside the engine's loop."""
-        if torch.is_inference_mode_enabled() and torch.cuda.current_stream() == self._stream:
-            return _INSIDE
+        if torch.cuda.current_stream() == self._stream:  # as in a step, inside the engine's loop
+            return Device.inference_context(self)
         return _OnStream(self._stream)
 
     def telemetry(self) -> dict[str, float]:

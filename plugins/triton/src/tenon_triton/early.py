@@ -17,10 +17,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.runtime import driver
-
-from .facts import CACHE_LINE
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -48,7 +45,7 @@ def trigger(EARLY: tl.constexpr):
 
 @triton.jit
 def fetch(pointers, EARLY: tl.constexpr):
-    """Lines of memory that hold these places, into the level-2 cache: weights that are read soon, before `wait`."""
+    """Lines of memory that hold these places, into the level-2 cache: weights of the first tiles, before `wait`."""
     if EARLY:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -77,14 +74,3 @@ def queue_of(device: torch.device) -> int:
 def options() -> dict[str, bool]:
     """Keyword arguments of a launch: the constant EARLY, and the attribute that goes with it."""
     return ON if is_supported() else OFF
-
-
-def lines_of(columns: int, weight: Tensor) -> int:
-    """Cache lines of so many columns of a weight's row."""
-    return max(1, columns * weight.element_size() // CACHE_LINE)
-
-
-def ahead_of(wanted: int, there: int) -> int:
-    """Blocks that a program fetches before its input is complete, of those that it reads: a power of two, or none."""
-    assert wanted & (wanted - 1) == 0, "a kernel counts them with `arange`"
-    return min(wanted, triton.next_power_of_2(there)) if is_supported() else 0

@@ -92,8 +92,6 @@ def _gemv(**changes: Any) -> dict[str, Any]:
         "EVEN": True,
         "PAIRED": False,
         "KIND": "",
-        "LINES": 32,
-        "AHEAD": 0,
         **changes,
     }
 
@@ -151,7 +149,6 @@ def _tiles(**changes: Any) -> dict[str, Any]:
         "LINES": 2,
         "UNPACK": False,
         "QUANTIZE": False,
-        "AHEAD": 0,
         **changes,
     }
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import early
-from ..early import fetch, trigger, wait
+from ..early import trigger, wait
 from .linear_table import Gemv
 from .mlp import gated
 
@@ -55,14 +55,12 @@ def _dots(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
-    LINES: tl.constexpr,
-    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Rows [first, first + ROWS) of the weight times M rows of x: four float32 [ROWS], those past M zero.
 
     A sum of its own for every row of x, in the weight's layout, so that no value moves between threads before the end.
-    The first block of the weight is read before x is complete, and AHEAD more of LINES cache lines are fetched.
+    The first block of the weight is read before x is complete.
     """
     row = tl.minimum(first + tl.arange(0, ROWS), out_features - 1).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -71,9 +69,6 @@ def _dots(
     sums1, sums2, sums3 = sums0, sums0, sums0
     inside = column < in_features
     held = _block(lines, inside[None, :], EVEN)
-    if AHEAD > 0:
-        later = tl.minimum(BLOCK + tl.arange(0, AHEAD * LINES) * (BLOCK // LINES), in_features - 1)
-        fetch(weight + row[:, None] * in_features + later[None, :], EARLY)
     wait(EARLY)
     sums0, sums1, sums2, sums3 = _add(held, x, column, inside, x_stride, sums0, sums1, sums2, sums3, M, EVEN)
     for start in range(BLOCK, in_features, BLOCK):
@@ -122,28 +117,16 @@ def _gemv(
     EVEN: tl.constexpr,
     PAIRED: tl.constexpr,
     KIND: tl.constexpr,
-    LINES: tl.constexpr,
-    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     trigger(EARLY)
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
-    second = weight
-    if PAIRED:
-        second = weight + tl.cast(out_features, tl.int64) * in_features
-        if AHEAD > 0:
-            at = tl.minimum(row, out_features - 1).to(tl.int64) * in_features
-            later = tl.minimum(tl.arange(0, AHEAD * LINES) * (BLOCK // LINES), in_features - 1)
-            fetch(second + at[:, None] + later[None, :], EARLY)
-    a0, a1, a2, a3 = _dots(
-        x, weight, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, LINES, AHEAD, EARLY
-    )
+    a0, a1, a2, a3 = _dots(x, weight, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, EARLY)
     b0, b1, b2, b3 = a0, a1, a2, a3
     if PAIRED:
-        b0, b1, b2, b3 = _dots(
-            x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, LINES, 0, EARLY
-        )
+        second = weight + tl.cast(out_features, tl.int64) * in_features
+        b0, b1, b2, b3 = _dots(x, second, first, out_features, in_features, x_stride, M, ROWS, BLOCK, EVEN, EARLY)
     store_row(y, 0, a0, b0, scale, bias, row, out_features, PAIRED, KIND)
     if M > 1:
         store_row(y, 1, a1, b1, scale, bias, row, out_features, PAIRED, KIND)
@@ -185,8 +168,6 @@ def gemv(
         EVEN=in_features % block == 0,
         PAIRED=activation is not None,
         KIND=activation or "",
-        LINES=early.lines_of(block, weight),
-        AHEAD=early.ahead_of(config.ahead, triton.cdiv(in_features, block) - 1),
         num_warps=config.warps,
         **early.options(),
     )

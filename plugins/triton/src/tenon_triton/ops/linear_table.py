@@ -17,14 +17,11 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemv:
-    """`gemv.py`. rows: of the weight a program owns; block: columns it reads at once; ahead: blocks that it fetches
-    into the level-2 cache, beside the first, before its input is complete: zero or a power of two.
-    """
+    """`gemv.py`. rows: of the weight a program owns; block: columns it reads at once."""
 
     rows: int = 1
     block: int = 1024
     warps: int = 4
-    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +29,7 @@ class Tiles:
     """`tiles.py`. m, n, k: the tile; splits: programs that share one tile's sum; swap: the weight is the left side.
 
     widens: an FP8 weight is widened to the activations' type, which are not quantized then. quantizes: they are in the
-    product itself, a tile of a token at a time. ahead: tiles of the weight
-    that are fetched into the level-2 cache before the input is complete: zero or a power of two.
+    product itself, a tile of a token at a time.
     """
 
     m: int = 16
@@ -45,7 +41,6 @@ class Tiles:
     swap: bool = False
     widens: bool = False
     quantizes: bool = False
-    ahead: int = 2
 
     @property
     def takes_wide(self) -> bool:
@@ -61,15 +56,11 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedGemv:
-    """`normed_gemv.py`. rows: of the weight a program reads at once; turns: how often it does, on one norm; ahead:
-    turns beside the first whose rows are fetched into the level-2 cache before the input is complete: zero or a power
-    of two.
-    """
+    """`normed_gemv.py`. rows: of the weight a program reads at once; turns: how often it does, on one norm."""
 
     rows: int = 2
     turns: int = 4
     warps: int = 8
-    ahead: int = 0
 
 
 Way = Library | Gemv | Tiles

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import early
-from ..early import fetch, trigger, wait
+from ..early import trigger, wait
 from .gemv import store_row
 from .linear_table import NormedGemv
 from .norm import WIDEST_BLOCK, normalized
@@ -47,26 +47,6 @@ def _lines(weight, first, column, inside, rows, width, ROWS: tl.constexpr, EVEN:
 
 
 @triton.jit
-def _fetch_turns(
-    weight,
-    first,
-    step,
-    rows,
-    width,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LINES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """The rows of the AHEAD turns after the first, into the level-2 cache."""
-    later = tl.arange(0, AHEAD * ROWS)
-    row = tl.minimum(first + (1 + later // ROWS) * step + later % ROWS, rows - 1).to(tl.int64)
-    line = tl.minimum(tl.arange(0, LINES) * (BLOCK // LINES), width - 1)
-    fetch(weight + row[:, None] * width + line[None, :], EARLY)
-
-
-@triton.jit
 def _normed_gemv(
     x,
     residual,
@@ -88,8 +68,6 @@ def _normed_gemv(
     EVEN: tl.constexpr,
     PAIRED: tl.constexpr,
     KIND: tl.constexpr,
-    LINES: tl.constexpr,
-    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     trigger(EARLY)
@@ -104,10 +82,6 @@ def _normed_gemv(
         second = weight + tl.cast(out_features, tl.int64) * hidden
         held2 = _lines(second, first, column, inside, out_features, hidden, ROWS, EVEN)
     gains = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
-    if AHEAD > 0:
-        _fetch_turns(weight, first, step, out_features, hidden, ROWS, BLOCK, LINES, AHEAD, EARLY)
-        if PAIRED:
-            _fetch_turns(second, first, step, out_features, hidden, ROWS, BLOCK, LINES, AHEAD, EARLY)
     wait(EARLY)
     stores = tl.program_id(0) == 0
     row0 = _normed_row(x, residual, total, gains, column, inside, stores, hidden, eps, OFFSET)
@@ -206,8 +180,6 @@ def normed_gemv(
         EVEN=hidden == block,
         PAIRED=activation is not None,
         KIND=activation or "",
-        LINES=early.lines_of(block, weight),
-        AHEAD=early.ahead_of(config.ahead, config.turns - 1),
         num_warps=config.warps,
         **early.options(),
     )

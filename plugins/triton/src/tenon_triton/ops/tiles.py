@@ -20,12 +20,15 @@ from torch import Tensor
 
 from .. import early
 from ..early import fetch, trigger, wait
+from ..facts import CACHE_LINE
 from .float8 import row_scale, to_float8
 from .linear_table import Tiles
 from .mlp import gated
 from .prologue import AddNorm, add_tile, row_factor
 
 MOST_COUNTERS = 1 << 16
+AHEAD: tl.constexpr = tl.constexpr(2)  # tiles of the weight that are fetched before x is complete: more gain nothing
+
 
 # e4m3 is bfloat16 without its upper exponent bits: moved to their places, four bytes are four numbers 2^120 too small
 FROM_E4M3: tl.constexpr = tl.constexpr("""
@@ -108,7 +111,6 @@ def _tiles(
     LINES: tl.constexpr,
     UNPACK: tl.constexpr,
     QUANTIZE: tl.constexpr,
-    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     trigger(EARLY)
@@ -126,11 +128,11 @@ def _tiles(
     second = weight
     if PAIRED:
         second = weight + tl.cast(out_features, tl.int64) * in_features
-    if AHEAD > 0:
-        ahead = tl.minimum(begin + tl.arange(0, AHEAD * LINES) * (K // LINES), tl.minimum(end, in_features) - 1)
-        fetch(weight + w_row[:, None] + ahead[None, :], EARLY)
-        if PAIRED:
-            fetch(second + w_row[:, None] + ahead[None, :], EARLY)
+    ahead = begin + tl.arange(0, AHEAD * LINES) * (K // LINES)
+    ahead = tl.minimum(ahead, in_features - 1)
+    fetch(weight + w_row[:, None] + ahead[None, :], EARLY)
+    if PAIRED:
+        fetch(second + w_row[:, None] + ahead[None, :], EARLY)
     wait(EARLY)
     if SWAP:
         sums = tl.zeros([N, M], tl.float32)
@@ -284,8 +286,7 @@ def tiles(
         KIND=activation or "",
         UNPACK=weight.itemsize == 1 and x.dtype == torch.bfloat16 and not quantizes and early.is_supported(),
         QUANTIZE=quantizes,
-        LINES=early.lines_of(config.k, weight),
-        AHEAD=early.ahead_of(config.ahead, triton.cdiv(triton.cdiv(in_features, config.k), config.splits)),
+        LINES=max(1, config.k * weight.element_size() // CACHE_LINE),
         num_warps=config.warps,
         num_stages=config.stages,
         **early.options(),
