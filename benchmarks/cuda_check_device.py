@@ -19,6 +19,7 @@ from tenon_cuda.capabilities import Arch
 from tenon_cuda.collectives import NCCLCollectives
 from tenon_cuda.graphs import CaptureExecutable, GraphPool, GraphRecorder
 from tenon_cuda.ops import fp8
+from tenon_cuda.ops.persistent_mlp import PersistentMLP
 from tenon_cuda.ops.warpgroup_gated import WarpgroupGated
 from tenon_cuda.ops.warpgroups import ARCH
 from tenon_platforms.device import Fault
@@ -201,6 +202,69 @@ def gated_rows(device: Any, *, quantized: bool = False) -> str:
     return f"worst relative error {worst:.1e}"
 
 
+def gated_tokens(device: Any, *, quantized: bool = False) -> str:
+    """Gated MLPs of few tokens: float32's results, the same bits again, in a graph and beside other work."""
+    if Arch.of(device) != ARCH:
+        return f"needs {ARCH}"
+    found = torch.cuda.get_device_properties(device.torch_device)
+    few = PersistentMLP(
+        arch=ARCH,
+        units=found.multi_processor_count,
+        shared_bytes=found.shared_memory_per_block_optin,
+        counter=device.meeting,
+    )
+    kind, worst = torch.float8_e4m3fn if quantized else torch.bfloat16, 0.0
+    with device.inference_context():
+        for hidden, features in (
+            (4096, 14336),
+            (4096, 12288),
+            (4096, 11008 if not quantized else 11264),
+            (8192, 28672),
+        ):
+            gate_up, down = (few_weight(size, kind, device) for size in ((2 * features, hidden), (hidden, features)))
+            assert few.takes(gate_up, down), f"{hidden} -> {features} is refused"
+            for rows in (1, 2, 3, 5, 8):
+                values = between_nans(torch.randn(rows, hidden, device=device.torch_device).to(kind))
+                scale = between_nans(torch.rand(rows, device=device.torch_device) + 0.5) if quantized else None
+
+                def run(x: Any, scale: Any = scale, gate_up: Any = gate_up, down: Any = down) -> Any:
+                    return few.run(x if scale is None else Float8Rows(x, scale), gate_up, down)
+
+                wide = values.float() if scale is None else values.float() * scale[:, None]
+                gate, up = (wide @ widened(gate_up).t()).chunk(2, dim=1)
+                exact = (torch.nn.functional.silu(gate) * up) @ widened(down).t()
+                y = run(values)
+                error = float((y.float() - exact).norm() / exact.norm())
+                assert error < (4e-2 if quantized else 6e-3), f"{rows} rows, {hidden} -> {features}: error {error}"
+                executable = CaptureExecutable(
+                    lambda x, run=run: SimpleNamespace(y=run(x)), name="few", recorder=GraphRecorder(GraphPool())
+                )
+                executable.prepare(key_of(rows), values)
+                assert executable.num_captures == 1, "was not captured"
+                other = torch.randn(2048, 2048, device=device.torch_device)
+                for _ in range(20):
+                    with device.stream("beside"):  # whatever holds units must end, not wait
+                        other = other @ other * 1e-3
+                    assert torch.equal(run(values), y), f"two runs differ at {rows} x {hidden}"
+                    assert torch.equal(executable.run(key_of(rows), values).y, y), f"a replay differs at {rows} rows"
+                device.synchronize()
+                executable.release()
+                worst = max(worst, error)
+    return f"worst relative error {worst:.1e}"
+
+
+def few_weight(size: tuple[int, int], kind: Any, device: Any) -> Weight:
+    held = torch.randn(size, device=device.torch_device) * (1.0 if kind.itemsize == 1 else size[1] ** -0.5)
+    scale = None
+    if kind.itemsize == 1:
+        scale = (torch.rand(size[0], device=device.torch_device) + 0.5) * size[1] ** -0.5
+    return Weight(weight=held.to(kind), scale=scale, bias=None)
+
+
+def widened(weight: Weight) -> Any:
+    return weight.weight.float() * (1.0 if weight.scale is None else weight.scale[:, None])
+
+
 def between_nans(values: Any) -> Any:
     """The same, between rows that must not be read."""
     room = torch.full((values.shape[0] + 8, *values.shape[1:]), float("nan"), device=values.device).to(values.dtype)
@@ -264,6 +328,8 @@ DEVICE_CHECKS: dict[str, Callable[[Any], str]] = {
     "fp8 products": fp8_products,
     "gated rows": gated_rows,
     "gated rows fp8": partial(gated_rows, quantized=True),
+    "gated tokens": gated_tokens,
+    "gated tokens fp8": partial(gated_tokens, quantized=True),
     "quantized rows": quantized_rows,
     "collectives": collectives,
 }

@@ -4,8 +4,9 @@
 
 A chain of layers with weights of their own, as a model's step: add and norm, qkv, rotation with KV write, attention of
 256 tokens, out, add and norm, gated MLP. Times are microseconds a layer, medians of replays. Beside each other: kernels
-that begin when the one before is complete, those that begin early, and with `--tune` every candidate of every linear
-while the other linears stay: a kernel that is fastest alone need not be so between its neighbours.
+that begin when the one before is complete, those that begin early, MLPs in one launch where the device has them, and
+with `--tune` every candidate of every linear while the other linears stay: a kernel that is fastest alone need not be
+so between its neighbours.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ use_checkout()
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from tenon_cuda.capabilities import Arch  # noqa: E402
+from tenon_cuda.meetings import MEETINGS  # noqa: E402
+from tenon_cuda.ops.persistent_mlp import PersistentMLP  # noqa: E402
 from tenon_platforms.dtypes import DType  # noqa: E402
 from tenon_platforms.kernel import Kernel  # noqa: E402
 from tenon_platforms.ops.attention import AttentionSpec  # noqa: E402
@@ -194,6 +198,7 @@ class Chain:
     fused: bool = True  # norms quantize
     shared_bytes: int = 0  # 0: ways are taken as they are
     decode: DecodeConfig | None = None  # None: the table's
+    few: PersistentMLP | None = None  # MLPs in one launch
     layers: list[Layer] = field(default_factory=list)
     skip: set[str] = field(default_factory=set)
     kept: dict[str, Any] = field(default_factory=dict)
@@ -254,8 +259,10 @@ class Chain:
         )  # fmt: skip
         self.x, self.residual = (torch.randn(tokens, self.shape.hidden, device=CUDA, dtype=BF16) for _ in range(2))
 
-    def normed(self, x: Tensor, residual: Tensor, gain: Gain, weight: Weight) -> tuple[Any, Tensor]:
-        if self.fused and self.fp8 and not self.policy.keeps(self.tokens, weight):
+    def normed(
+        self, x: Tensor, residual: Tensor, gain: Gain, weight: Weight, *, quantizes: bool = False
+    ) -> tuple[Any, Tensor]:
+        if self.fp8 and (quantizes or (self.fused and not self.policy.keeps(self.tokens, weight))):
             return norm.add_rms_norm_float8(self.norm, x, residual, gain.stored)
         found: tuple[Tensor, Tensor] = self.add_norm.run(x, residual, gain.stored)
         return found
@@ -297,13 +304,17 @@ class Chain:
             if "out" not in skip:
                 kept["out"] = linear.multiply(kept["attention"].flatten(1), w["out"], self.policy, BF16)
             x = kept["out"]
-            way = self.policy.normed(self.tokens, w["gate_up"], paired=True)
+            one = self.few is not None and self.few.pays(self.tokens, w["gate_up"], w["down"])
+            way = None if one else self.policy.normed(self.tokens, w["gate_up"], paired=True)
             if way is not None:
                 inner, residual = self.at_once(x, residual, layer.norms[1], w["gate_up"], way, "silu")
                 kept["mlp"] = linear.multiply(inner, w["down"], self.policy, BF16)
             elif "norm" not in skip:
-                kept["norm"], residual = self.normed(x, residual, layer.norms[1], w["gate_up"])
-            if "mlp" not in skip and way is None:
+                kept["norm"], residual = self.normed(x, residual, layer.norms[1], w["gate_up"], quantizes=one)
+            if "mlp" not in skip and one:
+                assert self.few is not None
+                kept["mlp"] = self.few.run(kept["norm"], w["gate_up"], w["down"])
+            elif "mlp" not in skip and way is None:
                 kept["mlp"] = self.mlp.run(kept["norm"], (w["gate_up"], w["down"]))
             x = kept["mlp"]
         return x + residual
@@ -453,6 +464,12 @@ def main() -> None:
         classes = sorted({c if c <= 4 or c > 64 else 16 if c <= 16 else 32 if c <= 32 else 64 for c in counts})
         broken = compile_all([(way, c, fp8) for fp8 in types for c in classes for way in candidates(c, fp8=fp8)])
     results: list[dict[str, Any]] = []
+    few = PersistentMLP(
+        arch=Arch(*torch.cuda.get_device_capability()),
+        units=FACTS.compute_units,
+        shared_bytes=FACTS.shared_bytes,
+        counter=MEETINGS.lend(torch.device("cuda", 0)),
+    )
     for model in args.models.split(","):
         for fp8 in types:
             if model == "0.6b" and fp8:
@@ -474,6 +491,11 @@ def main() -> None:
                 chain.fused = True
                 chain.run()
                 line["early, norms quantize"] = round(timed([chain.run]) / layers, 2)
+                chain.few = few
+                got = chain.run()
+                line["MLPs in one launch"] = round(timed([chain.run]) / layers, 2)
+                line["differ"] = float((got.double() - wanted.double()).norm() / wanted.double().norm())
+                chain.few = None
                 for tile, warps, least in (
                     (32, 2, 512),
                     (32, 2, 32),

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "triton" / "tests" / "ops"))
 from ahead_of_time import source_of, spills, target_of
 from kernels_to_compile import Entry
 
+from tenon_cuda.ops.persistent_mlp_kernel import persistent_mlp_kernel
 from tenon_cuda.ops.warpgroup_gated_kernel import warpgroup_gated_kernel
 from tenon_cuda.ops.warpgroup_kernel import warpgroup_prefill_kernel
 from tenon_cuda.ops.warpgroups import REGISTERS
@@ -52,11 +53,23 @@ def gated(dtype: str, scale: str | None, group: int) -> Entry:
     return Entry(kernel=warpgroup_gated_kernel, arguments=arguments, registers=REGISTERS)
 
 
+def few(dtype: str, scale: str | None, stages: int) -> Entry:
+    """What is launched for a gated MLP of 8 tokens or fewer."""
+    arguments = {
+        "y": "*bf16", "x": lines(dtype, 8), "gate_up": lines(dtype, 16), "down": lines(dtype, 32),
+        "inner_lines": lines(dtype, 8), "inner": "*bf16", "quantized": scale and f"*{dtype}", "largest": scale,
+        "x_scale": scale, "gate_up_scale": scale, "down_scale": scale, "counter": "*i64", "rows": "i32",
+        "HIDDEN": 4096, "FEATURES": 14336, "TOKENS": 8, "STAGES": stages,
+    }  # fmt: skip
+    return Entry(kernel=persistent_mlp_kernel, arguments=arguments)
+
+
 def main() -> None:
     """A line a kernel; raises where one does not compile."""
     entries = {
         "bf16": prompts("bf16", 4, causal=True), "fp16": prompts("fp16", 1, causal=False),
         "gated": gated("bf16", None, 8), "gated8": gated("fp8e4nv", "*fp32", 16),
+        "few": few("bf16", None, 9), "few8": few("fp8e4nv", "*fp32", 11),
     }  # fmt: skip
     for name, one in entries.items():
         compiled = triton.compile(source_of(one, early=False), target=target_of("cuda:90"), options=one.options)

@@ -71,6 +71,8 @@ def test_it_compiles_without_spills() -> None:
         "fp16": "m64n128k16,m64n64k16",
         "gated": "m64n256k16",
         "gated8": "m64n256k32",
+        "few": "m64n16k16,m64n8k16",
+        "few8": "m64n16k32,m64n8k32",
     }
     assert {name: kinds for name, _, _, kinds in found} == products
     for name, shared, spilled, _ in found:

@@ -18,6 +18,7 @@ from tenon_platforms.device import Device, Event, Fault, LoadPolicy, MemoryInfo,
 from tenon_platforms.errors import DeviceError
 
 from . import faults
+from .meetings import MEETINGS
 from .probe import VISIBILITY
 from .staging import StagedCopies
 from .streams import STREAMS
@@ -58,6 +59,7 @@ class CUDADevice(Device):
     _stream: Any = None  # filled by `open`, as are the following
     _side_streams: dict[str, Any] = field(default_factory=dict)
     _staged: StagedCopies | None = None
+    _meeting: Tensor | None = None
     _telemetry: Telemetry | None = None
 
     def open(self) -> None:
@@ -77,6 +79,7 @@ class CUDADevice(Device):
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         self._staged = StagedCopies(self.host_buffer)
+        self._meeting = MEETINGS.lend(self.torch_device)
 
     def close(self) -> None:
         if self._stream is None:
@@ -84,12 +87,19 @@ class CUDADevice(Device):
         if torch.cuda.current_stream(self.torch_device) == self._stream:
             torch.cuda.set_stream(torch.cuda.default_stream(self.torch_device))
         STREAMS.take_back(self.torch_device, self._stream, *self._side_streams.values())
-        self._stream = self._staged = None
+        if self._meeting is not None:
+            MEETINGS.take_back(self.torch_device)
+        self._stream = self._staged = self._meeting = None
         self._side_streams.clear()
         if self._telemetry is not None:
             self._telemetry.close()
             self._telemetry = None
         torch.cuda.empty_cache()
+
+    @property
+    def meeting(self) -> Tensor | None:
+        """A counter for launches whose programs wait for each other, of an open device; None: there is none for it."""
+        return self._meeting
 
     # memory
 

@@ -192,6 +192,53 @@ def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool, float8: 
     assert many.rows == [12, 40]
 
 
+class UpToThree:
+    """What a platform brings for a whole MLP of few rows: here up to three."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def pays(self, tokens: int, gate_up: Weight, down: Weight) -> bool:
+        assert gate_up.weight.shape == (2 * 96, 64) and down.weight.shape == (64, 96)
+        return 0 < tokens <= 3
+
+    def run(self, x: Tensor | Float8Rows, gate_up: Weight, down: Weight) -> Tensor:
+        inner = FromTwelve().run(x, gate_up)
+        self.rows.append(inner.shape[0])
+        return inner @ (down.weight.float() * (1.0 if down.scale is None else down.scale[:, None])).t()
+
+
+@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("behind_norm", [False, True])
+def test_few_rows_go_through_what_a_platform_brings_for_both_products(behind_norm: bool, float8: bool) -> None:
+    torch.manual_seed(0)
+    product, weights = gated_of(64, 96, FULL)
+    few, policy = UpToThree(), one_way(WAYS[3], float8=float8, online_float8=float8)
+    rules = (Rule(max_tokens=8, way=NormedGemv(rows=2, turns=2, warps=2)),)  # which it comes before
+    policy = replace(
+        policy, table=replace(policy.table, normed=rules), float8_table=replace(policy.float8_table, normed=rules)
+    )
+    norm = RMSNormSpec(hidden=64, eps=1e-5, dtype=DType.FLOAT32)
+    spec = AddRMSNormThenSpec(norm=AddRMSNormSpec(norm=norm), then=product) if behind_norm else product
+    held = NormedWeights(norm=torch.rand(64) + 0.5, then=weights) if behind_norm else weights
+
+    def composite(brought: UpToThree | None) -> Kernel:
+        return made(
+            normed.add_rms_norm_then(spec, policy, few=brought)
+            if isinstance(spec, AddRMSNormThenSpec)
+            else gated_mlp(spec, policy, few=brought)
+        )
+
+    kernel = composite(few)
+    reference = composite(None) if float8 else OpTable(platform="reference").choose(spec)
+    for tokens in (1, 3, 4):
+        inputs = [torch.randn(tokens, 64) for _ in range(1 + behind_norm)]
+        found, wanted = kernel.run(*inputs, kernel.bind(held)), reference.run(*inputs, reference.bind(held))
+        for one, other in zip(found, wanted, strict=True):
+            assert error(one, other) < (0.1 if float8 else 1e-5), tokens
+    assert few.rows == [1, 3]
+
+
 def test_float8_products_are_no_coarser_than_their_type() -> None:
     """torch's library gives bfloat16: other types go through tiles, whatever the table says."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from tenon_platforms.errors import PluginError
 from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.table import OpTable
 
+from ..device import CUDADevice
 from ..options import CUDAOptions
 from . import fp8, linear
 from .prompt_choice import PromptLibraries, require
@@ -46,6 +47,7 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
         return
     try:
         from . import triton_offers
+        from .persistent_mlp import PersistentMLP
     except ImportError as error:
         raise PluginError(
             f"tenon-triton does not load: {error}",
@@ -63,4 +65,10 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
         long_prompts=WarpgroupPrompts(arch),
         libraries=libraries,
         gated_rows=WarpgroupGated(arch=arch, units=facts.compute_units),
+        gated_tokens=PersistentMLP(
+            arch=arch,
+            units=facts.compute_units,
+            shared_bytes=facts.shared_bytes,
+            counter=device.meeting if isinstance(device, CUDADevice) else None,
+        ),
     )

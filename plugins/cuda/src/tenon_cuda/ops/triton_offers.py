@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_triton.attention.long_prompts import LongPrompts
 
+    from .persistent_mlp import PersistentMLP
     from .prompt_choice import PromptLibraries
     from .warpgroup_gated import WarpgroupGated
 
@@ -61,10 +62,12 @@ def register(
     long_prompts: LongPrompts | None = None,
     libraries: PromptLibraries | None = None,
     gated_rows: WarpgroupGated | None = None,
+    gated_tokens: PersistentMLP | None = None,
 ) -> None:
     """Offer them all. Raises `PluginError` where an offer's name is taken.
 
-    long_prompts: kernels of our own for them. libraries: those of others, asked first. gated_rows: of gated MLPs.
+    long_prompts: kernels of our own for them. libraries: those of others, asked first. gated_rows: of gated
+    MLPs; gated_tokens: of the same with few tokens.
     """
     head = LinearPolicy(
         float8=facts.fp8, shared_bytes=facts.shared_bytes
@@ -92,12 +95,16 @@ def register(
         table.offer(AttentionSpec, name, ask, features=LIBRARY_FEATURES, priority=PRIORITY + 1)
     table.offer(AttentionSpec, "triton.paged", paged, features=attention.FEATURES, priority=PRIORITY)
     if gated_rows is not None:
-        _offer_gated_rows(table, layers, gated_rows)
+        _offer_gated_rows(table, layers, gated_rows, gated_tokens)
     offers.register(table, layers, head=head, priority=PRIORITY)
 
 
-def _offer_gated_rows(table: OpTable, policy: LinearPolicy, many: WarpgroupGated) -> None:
-    """Gated MLPs, alone and behind their norm, whose many rows go through `many`: before the library's plain ones."""
+def _offer_gated_rows(
+    table: OpTable, policy: LinearPolicy, many: WarpgroupGated, few: PersistentMLP | None = None
+) -> None:
+    """Gated MLPs, alone and behind their norm, whose many rows go through `many`, and few through `few`: before the
+    library's plain ones.
+    """
 
     def named(kernel: Kernel | No) -> Kernel | No:
         return kernel if isinstance(kernel, No) else replace(kernel, name=f"{kernel.name}, many rows {MANY}")
@@ -109,12 +116,12 @@ def _offer_gated_rows(table: OpTable, policy: LinearPolicy, many: WarpgroupGated
         return many.refused(spec, float8=float8)
 
     def gated(spec: GatedMLPSpec) -> Kernel | No:
-        return refused(spec) or named(gated_mlp.gated_mlp(spec, policy, many))
+        return refused(spec) or named(gated_mlp.gated_mlp(spec, policy, many, few))
 
     def normed_gated(spec: AddRMSNormThenSpec) -> Kernel | No:
         if not isinstance(spec.then, GatedMLPSpec):
             return No("what follows the norm is no gated MLP")
-        return refused(spec.then) or named(normed.add_rms_norm_then(spec, policy, many))
+        return refused(spec.then) or named(normed.add_rms_norm_then(spec, policy, many, few))
 
     table.offer(GatedMLPSpec, f"triton.gated_mlp, many rows {MANY}", gated, priority=PRIORITY + 1)
     name = f"triton.add_rms_norm_then, many rows {MANY}"

@@ -1,6 +1,6 @@
 """A gated MLP with its activation fused: into the first product for very few tokens, else into one launch between the
-two, which also quantizes for an FP8 second product. A platform may bring a kernel of its own for many, whose result is
-then quantized by a launch.
+two, which also quantizes for an FP8 second product. A platform may bring kernels of its own: for many tokens, whose
+result is then quantized by a launch, and for few, both products in one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,23 @@ class ManyRows(Protocol):
         """[tokens, features] of x [tokens, in], quantized where the weight is, and gate|up [2 * features, in]."""
 
 
-def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = None) -> Kernel | No:
+class FewRows(Protocol):
+    """A whole gated MLP of few tokens in one launch, where it pays."""
+
+    def pays(self, tokens: int, gate_up: Weight, down: Weight) -> bool:
+        """Whether so many rows go through it; both weights are in FP8, or none."""
+
+    def run(self, x: Tensor | Float8Rows, gate_up: Weight, down: Weight) -> Tensor:
+        """[tokens, hidden] of x [tokens, hidden], quantized where the weights are."""
+
+
+def gated_mlp(
+    spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = None, few: FewRows | None = None
+) -> Kernel | No:
     """run(x, weights) -> y, both [tokens, hidden]; weights: prepared gate|up and down. x may be `Float8Rows`.
 
-    many: asked beyond the few tokens whose way ends with the activation. Its caller knows that it computes `spec`.
+    few: asked first. many: asked beyond the few tokens whose way ends with the activation. Who brings them knows that
+    they compute `spec`.
     """
     if spec.activation not in ACTIVATIONS:
         return No(f"unknown activation {spec.activation!r}")
@@ -58,6 +71,8 @@ def gated_mlp(spec: GatedMLPSpec, policy: LinearPolicy, many: ManyRows | None = 
         gate_up, down = weights
         tokens, features = (x.values if isinstance(x, Float8Rows) else x).shape[0], gate_up.weight.shape[0] // 2
         float8 = gate_up.scale is not None
+        if few is not None and few.pays(tokens, gate_up, down):
+            return few.run(quantize(x.contiguous()) if float8 and isinstance(x, Tensor) else x, gate_up, down)
         inner: Tensor | Float8Rows
         pair = None if isinstance(x, Float8Rows) else policy.pairs(tokens, gate_up)
         if pair is not None and isinstance(x, Tensor):

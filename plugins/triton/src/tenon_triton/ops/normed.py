@@ -19,7 +19,7 @@ from tenon_platforms.ops.quantized import FP8Block
 from tenon_platforms.ops.weights import NormedWeights
 from tenon_platforms.torch_dtypes import to_torch
 
-from .gated_mlp import ManyRows, gated_mlp
+from .gated_mlp import FewRows, ManyRows, gated_mlp
 from .linear import LinearPolicy, Weight, merged_linear, multiply
 from .linear_table import NormedGemv, NormedWay
 from .norm import add_rms_norm, add_rms_norm_float8, contiguous_rows
@@ -35,8 +35,10 @@ class Prepared(NamedTuple):
     then: Any
 
 
-def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy, many: ManyRows | None = None) -> Kernel | No:
-    """run(x, residual, weights) -> (y, sum), as the reference's; weights: `Prepared`. many: of `gated_mlp`."""
+def add_rms_norm_then(
+    spec: AddRMSNormThenSpec, policy: LinearPolicy, many: ManyRows | None = None, few: FewRows | None = None
+) -> Kernel | No:
+    """run(x, residual, weights) -> (y, sum), as the reference's; weights: `Prepared`. many, few: of `gated_mlp`."""
     norm: RMSNormSpec = spec.norm.norm
     gated = spec.then if isinstance(spec.then, GatedMLPSpec) else None
     product = spec.then.gate_up if isinstance(spec.then, GatedMLPSpec) else spec.then
@@ -45,7 +47,7 @@ def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy, many: Many
     if not policy.is_float8(product) and not policy.table.normed:
         return No("the product reads rows as the norm leaves them", alternative="its parts")
     plain = add_rms_norm(spec.norm)
-    then = merged_linear(product, policy) if gated is None else gated_mlp(gated, policy, many)
+    then = merged_linear(product, policy) if gated is None else gated_mlp(gated, policy, many, few)
     for part in (plain, then):
         if isinstance(part, No):
             return part
@@ -59,14 +61,15 @@ def add_rms_norm_then(spec: AddRMSNormThenSpec, policy: LinearPolicy, many: Many
     def run(x: Tensor, residual: Tensor, weights: Prepared) -> tuple[Tensor, Tensor]:
         gain, held = weights
         first: Weight = held if gated is None else held[0]
-        way = policy.normed(x.shape[0], first, paired=gated is not None)
+        is_one = gated is not None and few is not None and few.pays(x.shape[0], *held)
+        way = None if is_one else policy.normed(x.shape[0], first, paired=gated is not None)
         if way is not None:
             x, residual = contiguous_rows(x), contiguous_rows(residual)
             total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
             added = AddNorm(residual=residual, total=total, gain=gain, eps=norm.eps)
             y = normed_product(x, first, way, added, activation)
             return y if gated is None else multiply(y, held[1], policy, dtype), total
-        if policy.keeps(x.shape[0], first):
+        if first.scale is None or (policy.keeps(x.shape[0], first) and not is_one):
             rows, total = run_plain(x, residual, gain.stored)
         else:
             rows, total = add_rms_norm_float8(norm, x, residual, gain.stored)
