@@ -223,7 +223,7 @@ def gated_tokens(device: Any, *, quantized: bool = False) -> str:
         ):
             gate_up, down = (few_weight(size, kind, device) for size in ((2 * features, hidden), (hidden, features)))
             assert few.takes(gate_up, down), f"{hidden} -> {features} is refused"
-            for rows in (1, 2, 3, 5, 8):
+            for rows in (1, 2, 3, 5, 8, 9, 16)[: 7 if quantized else 5]:
                 values = between_nans(torch.randn(rows, hidden, device=device.torch_device).to(kind))
                 scale = between_nans(torch.rand(rows, device=device.torch_device) + 0.5) if quantized else None
 

@@ -53,13 +53,13 @@ def gated(dtype: str, scale: str | None, group: int) -> Entry:
     return Entry(kernel=warpgroup_gated_kernel, arguments=arguments, registers=REGISTERS)
 
 
-def few(dtype: str, scale: str | None, stages: int) -> Entry:
-    """What is launched for a gated MLP of 8 tokens or fewer."""
+def few(dtype: str, scale: str | None, tokens: int, stages: int) -> Entry:
+    """What is launched for a gated MLP of so many tokens or fewer."""
     arguments = {
-        "y": "*bf16", "x": lines(dtype, 8), "gate_up": lines(dtype, 16), "down": lines(dtype, 32),
-        "inner_lines": lines(dtype, 8), "inner": "*bf16", "quantized": scale and f"*{dtype}", "largest": scale,
+        "y": "*bf16", "x": lines(dtype, tokens), "gate_up": lines(dtype, 16), "down": lines(dtype, 32),
+        "inner_lines": lines(dtype, tokens), "inner": "*bf16", "quantized": scale and f"*{dtype}", "largest": scale,
         "x_scale": scale, "gate_up_scale": scale, "down_scale": scale, "counter": "*i64", "rows": "i32",
-        "HIDDEN": 4096, "FEATURES": 14336, "TOKENS": 8, "STAGES": stages,
+        "HIDDEN": 4096, "FEATURES": 14336, "TOKENS": tokens, "STAGES": stages,
     }  # fmt: skip
     return Entry(kernel=persistent_mlp_kernel, arguments=arguments)
 
@@ -69,7 +69,8 @@ def main() -> None:
     entries = {
         "bf16": prompts("bf16", 4, causal=True), "fp16": prompts("fp16", 1, causal=False),
         "gated": gated("bf16", None, 8), "gated8": gated("fp8e4nv", "*fp32", 16),
-        "few": few("bf16", None, 9), "few8": few("fp8e4nv", "*fp32", 11),
+        "few": few("bf16", None, 8, 9), "few8": few("fp8e4nv", "*fp32", 8, 11),
+        "few8_16": few("fp8e4nv", "*fp32", 16, 9),
     }  # fmt: skip
     for name, one in entries.items():
         compiled = triton.compile(source_of(one, early=False), target=target_of("cuda:90"), options=one.options)

@@ -37,7 +37,7 @@ def weights(
 
 def test_it_pays_for_few_tokens() -> None:
     assert [tokens for tokens in range(20) if HOPPER.pays(tokens, *weights())] == [2, 3, 4, 5, 6, 7, 8]
-    assert [tokens for tokens in range(20) if HOPPER.pays(tokens, *weights(float8=True))] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [tokens for tokens in range(20) if HOPPER.pays(tokens, *weights(float8=True))] == [*range(1, 17)]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_it_pays_for_few_tokens() -> None:
         (1024, 3072, False, False),
         (4224, 1024, False, False),  # fewer features than the programs have places for
         (4256, 14336, False, False),
-        (16384, 53248, False, True),  # Llama 405B: in bfloat16 x leaves no room for weights
+        (16384, 53248, False, False),  # Llama 405B: x leaves no room for weights
     ],
 )
 def test_it_takes_what_fills_the_device(hidden: int, features: int, half: bool, float8: bool) -> None:

@@ -73,6 +73,7 @@ def test_it_compiles_without_spills() -> None:
         "gated8": "m64n256k32",
         "few": "m64n16k16,m64n8k16",
         "few8": "m64n16k32,m64n8k32",
+        "few8_16": "m64n16k32,m64n32k32",
     }
     assert {name: kinds for name, _, _, kinds in found} == products
     for name, shared, spilled, _ in found:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from tenon_triton.ops.linear import Weight
 
 KERNELS = "persistent_mlp_kernel"
-TOKENS = 8  # lines of the right side of a product, used or not
 # Measured on an H200 for 4,096 -> 14,336, norm and MLP in a chain of layers with weights of their own, against two or
-# three launches: 3 to 6 % less time for 2 to 8 tokens in bfloat16, 4 to 10 % for 1 to 8 in FP8. One token in bfloat16
-# is level, with its norm in the first product's launch; 16 are level in both.
-FEWEST, FEWEST_FLOAT8 = 2, 1
+# three launches: 3 to 6 % less time for 2 to 8 tokens in bfloat16, 4 to 10 % for 1 to 8 in FP8; a whole layer of 16 in
+# FP8 takes 2 % less. One token in bfloat16 is level, with its norm in the first product's launch, and so are 16.
+TOKENS, FLOAT8_TOKENS = (2, 8), (1, 16)  # the fewest, the most
+LINES = 8  # tokens at a time: whole lines of a product's right side
 STEP, DOWN_STEP = 4 * 256, 2 * 256  # bytes of a row that both products take in whole steps, x in four parts
 OUTPUTS, UNIT = 32, 16  # features of the second and of the first product that a program has a multiple of
 FILLED = 0.9  # of the last round of the second product
 STAGE = 2 * 64 * 128  # bytes
 FEWEST_STAGES = 4
-REST = 6400  # bytes of fast memory for barriers, and for sums that change places
+REST, REST_OF_TOKEN = 2000, 550  # bytes of fast memory for barriers, and for sums that change places
 MOST_PROGRAMS = 256
 
 
@@ -48,8 +48,8 @@ class PersistentMLP:
 
     def pays(self, tokens: int, gate_up: Weight, down: Weight) -> bool:
         """Whether an MLP without biases, of weights that are both in FP8 or both in bfloat16, goes through it."""
-        fewest = FEWEST if gate_up.scale is None else FEWEST_FLOAT8
-        return fewest <= tokens <= TOKENS and self.takes(gate_up, down)
+        fewest, most = TOKENS if gate_up.scale is None else FLOAT8_TOKENS
+        return fewest <= tokens <= most and self.takes(gate_up, down)
 
     def takes(self, gate_up: Weight, down: Weight) -> bool:
         """Whether it computes these weights here at all, and fills the device with them."""
@@ -62,7 +62,8 @@ class PersistentMLP:
         rounds = math.ceil(hidden / OUTPUTS / self.units)
         if hidden < FILLED * rounds * self.units * OUTPUTS or features < self.units * UNIT:
             return False
-        return self._stages(hidden * item) >= FEWEST_STAGES and kernels_of(KERNELS) is not None
+        most = lines_for((TOKENS if gate_up.scale is None else FLOAT8_TOKENS)[1])
+        return self._stages(most, hidden * item) >= FEWEST_STAGES and kernels_of(KERNELS) is not None
 
     def run(self, x: Tensor | Float8Rows, gate_up: Weight, down: Weight) -> Tensor:
         """bfloat16 [tokens, hidden] of x [tokens, hidden], quantized where the weights are."""
@@ -70,18 +71,19 @@ class PersistentMLP:
         assert kernels is not None, "asked before"
         values, x_scale = (x.contiguous(), None) if isinstance(x, Tensor) else x
         (rows, hidden), features = values.shape, down.weight.shape[1]
+        lines = lines_for(rows)
         y = torch.empty((rows, hidden), dtype=torch.bfloat16, device=values.device)
         inner = torch.empty((rows, features), dtype=torch.bfloat16, device=values.device)
         quantized = largest = None
         if x_scale is not None:
             quantized = torch.empty((rows, features), dtype=values.dtype, device=values.device)
-            largest = torch.empty((self.units, TOKENS), dtype=torch.float32, device=values.device)
+            largest = torch.empty((self.units, lines), dtype=torch.float32, device=values.device)
         kernels.persistent_mlp_kernel[(self.units,)](
             y,
-            kernels.lines_of(values, TOKENS),
+            kernels.lines_of(values, lines),
             kernels.lines_of(gate_up.weight, UNIT),
             kernels.lines_of(down.weight, OUTPUTS),
-            kernels.lines_of(inner if quantized is None else quantized, TOKENS),
+            kernels.lines_of(inner if quantized is None else quantized, lines),
             inner,
             quantized,
             largest,
@@ -92,13 +94,18 @@ class PersistentMLP:
             rows,
             HIDDEN=hidden,
             FEATURES=features,
-            TOKENS=TOKENS,
-            STAGES=self._stages(hidden * values.element_size()),
+            TOKENS=lines,
+            STAGES=self._stages(lines, hidden * values.element_size()),
             num_warps=4,
             launch_pdl=early.is_supported(),
         )
         return y
 
-    def _stages(self, row_bytes: int) -> int:
+    def _stages(self, lines: int, row_bytes: int) -> int:
         """Blocks of weights in flight: what x leaves of the fast memory."""
-        return (self.shared_bytes - TOKENS * row_bytes - REST) // STAGE
+        return (self.shared_bytes - lines * (row_bytes + REST_OF_TOKEN) - REST) // STAGE
+
+
+def lines_for(tokens: int) -> int:
+    """Lines of the right side of a product, used or not."""
+    return -(-tokens // LINES) * LINES
