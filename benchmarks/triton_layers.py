@@ -491,11 +491,11 @@ def main() -> None:
                 chain.fused = True
                 chain.run()
                 line["early, norms quantize"] = round(timed([chain.run]) / layers, 2)
-                chain.few = few
-                got = chain.run()
-                line["MLPs in one launch"] = round(timed([chain.run]) / layers, 2)
-                line["differ"] = float((got.double() - wanted.double()).norm() / wanted.double().norm())
-                chain.few = None
+                if few.pays(tokens, *(chain.layers[0].weights[name] for name in ("gate_up", "down"))):
+                    chain.few = few
+                    chain.run()
+                    line["MLPs in one launch"] = round(timed([chain.run]) / layers, 2)
+                    chain.few = None
                 for tile, warps, least in (
                     (32, 2, 512),
                     (32, 2, 32),

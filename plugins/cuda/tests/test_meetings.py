@@ -33,3 +33,22 @@ def test_a_second_engine_gets_none_until_the_first_is_gone() -> None:
 def test_devices_that_processes_share_have_none(pipe: Path) -> None:
     (pipe / "control").touch()
     assert Meetings().lend(CPU) is None
+
+
+def test_a_service_of_somebody_else_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unseen(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", unseen)
+    assert Meetings().lend(CPU) is None
+
+
+def test_a_counter_that_cannot_be_made_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*size: int, **options: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    meetings = Meetings()
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "zeros", full)
+        meetings.lend(CPU)
+    assert meetings.lend(CPU) is not None

@@ -111,6 +111,15 @@ def start_with_report(
     with clock.phase("select platform"):
         platform, manifest = select_platform(config)
         sockets = Sockets.open(platform)
+    try:
+        return _start_on(sockets, manifest, config, clock)
+    except BaseException:
+        sockets.device.close()  # who starts again in this process finds it as this start did
+        raise
+
+
+def _start_on(sockets: Sockets, manifest: Manifest, config: EngineConfig, clock: _Clock) -> tuple[Engine, StartReport]:
+    """The same on an open device."""
     with clock.phase("open model"):
         opened = open_model(config)
     ledger, config = adjust(config, sockets, opened)
@@ -122,10 +131,10 @@ def start_with_report(
         LOG.warning("%s", line)
     with clock.phase("warm up"):
         warm_up(assembled, sockets.device)
-    plan = resolved_plan(config, platform, manifest, assembled, dtype, kv_dtype)
+    plan = resolved_plan(config, sockets.platform, manifest, assembled, dtype, kv_dtype)
     with clock.phase("first request"):
         answer_one(assembled.engine)
-    group = platform.collectives(sockets.device, rank=0, size=1, address="")
+    group = sockets.platform.collectives(sockets.device, rank=0, size=1, address="")
     if not group.agree(plan.fingerprint()):
         raise DeviceError("the ranks resolved different plans", remedy="use the same packages and flags on every rank")
     assembled.engine.kernels = kernel_uses(assembled.table)

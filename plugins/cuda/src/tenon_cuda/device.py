@@ -79,7 +79,6 @@ class CUDADevice(Device):
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         self._staged = StagedCopies(self.host_buffer)
-        self._meeting = MEETINGS.lend(self.torch_device)
 
     def close(self) -> None:
         if self._stream is None:
@@ -96,9 +95,10 @@ class CUDADevice(Device):
             self._telemetry = None
         torch.cuda.empty_cache()
 
-    @property
     def meeting(self) -> Tensor | None:
-        """A counter for launches whose programs wait for each other, of an open device; None: there is none for it."""
+        """A counter for launches whose programs wait for each other, until `close`; None: there is none for it."""
+        if self._meeting is None:
+            self._meeting = MEETINGS.lend(self.torch_device)
         return self._meeting
 
     # memory

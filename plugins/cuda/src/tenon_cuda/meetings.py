@@ -8,6 +8,7 @@ Other processes do not run at the same time, unless the driver's multi-process s
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+LOG = logging.getLogger(__name__)
 PIPE, DEFAULT_PIPE = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 
 
@@ -29,13 +31,15 @@ class Meetings:
     def lend(self, device: torch.device) -> Tensor | None:
         """int64 [1], a multiple of the number of programs of every launch so far; None while another engine has it."""
         if shares_devices():
+            LOG.info("%s may be shared with other processes (MPS): kernels whose programs meet are not used", device)
             return None
         with self._lock:
             if device in self._lent:
+                LOG.info("another engine of this process has %s: kernels whose programs meet are not used", device)
                 return None
-            self._lent.add(device)
             if device not in self._counters:  # once: engines that come and go find the same
                 self._counters[device] = torch.zeros(1, dtype=torch.int64, device=device)
+            self._lent.add(device)
             return self._counters[device]
 
     def take_back(self, device: torch.device) -> None:
@@ -46,7 +50,10 @@ class Meetings:
 
 def shares_devices() -> bool:
     """Whether processes may run on a device at the same time."""
-    return (Path(os.environ.get(PIPE) or DEFAULT_PIPE) / "control").exists()
+    try:
+        return (Path(os.environ.get(PIPE) or DEFAULT_PIPE) / "control").exists()
+    except PermissionError:
+        return True  # somebody else's service, into which we do not see
 
 
 MEETINGS = Meetings()

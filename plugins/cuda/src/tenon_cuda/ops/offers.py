@@ -18,7 +18,7 @@ from ..options import CUDAOptions
 from . import fp8, linear
 from .prompt_choice import PromptLibraries, require
 from .warpgroup_gated import WarpgroupGated
-from .warpgroups import WarpgroupPrompts
+from .warpgroups import ARCH, WarpgroupPrompts
 
 if TYPE_CHECKING:
     from tenon_platforms.device import Device
@@ -69,6 +69,6 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
             arch=arch,
             units=facts.compute_units,
             shared_bytes=facts.shared_bytes,
-            counter=device.meeting if isinstance(device, CUDADevice) else None,
+            counter=device.meeting() if arch == ARCH and isinstance(device, CUDADevice) else None,
         ),
     )

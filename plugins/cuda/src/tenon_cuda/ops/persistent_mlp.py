@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,14 +25,15 @@ KERNELS = "persistent_mlp_kernel"
 # three launches: 3 to 6 % less time for 2 to 8 tokens in bfloat16, 4 to 10 % for 1 to 8 in FP8; a whole layer of 16 in
 # FP8 takes 2 % less. One token in bfloat16 is level, with its norm in the first product's launch, and so are 16.
 TOKENS, FLOAT8_TOKENS = (2, 8), (1, 16)  # the fewest, the most
+# What the kernel is written for
 LINES = 8  # tokens at a time: whole lines of a product's right side
 STEP, DOWN_STEP = 4 * 256, 2 * 256  # bytes of a row that both products take in whole steps, x in four parts
-OUTPUTS, UNIT = 32, 16  # features of the second and of the first product that a program has a multiple of
-FILLED = 0.9  # of the last round of the second product
-STAGE = 2 * 64 * 128  # bytes
-FEWEST_STAGES = 4
-REST, REST_OF_TOKEN = 2000, 550  # bytes of fast memory for barriers, and for sums that change places
+OUTPUTS, GRAIN = 32, 16  # features of the second and of the first product that a program has a multiple of
 MOST_PROGRAMS = 256
+STAGE = 2 * 64 * 128  # bytes
+REST, REST_OF_TOKEN = 2000, 550  # bytes of fast memory for barriers, and for sums that change places
+FEWEST_STAGES = 4  # that keep the memory busy
+FILLED = 0.9  # of the last round of the second product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +49,19 @@ class PersistentMLP:
     counter: Tensor | None
 
     def pays(self, tokens: int, gate_up: Weight, down: Weight) -> bool:
-        """Whether an MLP without biases, of weights that are both in FP8 or both in bfloat16, goes through it."""
+        """Whether an MLP of weights that are both in FP8 or both in bfloat16 goes through it."""
         fewest, most = TOKENS if gate_up.scale is None else FLOAT8_TOKENS
-        return fewest <= tokens <= most and self.takes(gate_up, down)
+        return fewest <= tokens <= most and self.takes(tokens, gate_up, down)
 
-    def takes(self, gate_up: Weight, down: Weight) -> bool:
-        """Whether it computes these weights here at all, and fills the device with them."""
-        if self.counter is None or self.arch != ARCH or self.units > MOST_PROGRAMS or down.bias is not None:
+    def takes(self, tokens: int, gate_up: Weight, down: Weight) -> bool:
+        """Whether it computes so many tokens of these weights here at all, and fills the device with them."""
+        held = down.weight
+        kind = torch.bfloat16 if gate_up.scale is None else torch.float8_e4m3fn
+        if self.counter is None or self.arch != ARCH or held.dtype != kind:
             return False
-        hidden, features = down.weight.shape
-        item = down.weight.element_size()
-        if gate_up.bias is not None or hidden * item % STEP or features * item % DOWN_STEP or features % UNIT:
+        if gate_up.bias is not None or down.bias is not None:
             return False
-        rounds = math.ceil(hidden / OUTPUTS / self.units)
-        if hidden < FILLED * rounds * self.units * OUTPUTS or features < self.units * UNIT:
-            return False
-        most = lines_for((TOKENS if gate_up.scale is None else FLOAT8_TOKENS)[1])
-        return self._stages(most, hidden * item) >= FEWEST_STAGES and kernels_of(KERNELS) is not None
+        return fits(lines_for(tokens), *held.shape, held.element_size(), self.units, self.shared_bytes)
 
     def run(self, x: Tensor | Float8Rows, gate_up: Weight, down: Weight) -> Tensor:
         """bfloat16 [tokens, hidden] of x [tokens, hidden], quantized where the weights are."""
@@ -80,10 +78,10 @@ class PersistentMLP:
             largest = torch.empty((self.units, lines), dtype=torch.float32, device=values.device)
         kernels.persistent_mlp_kernel[(self.units,)](
             y,
-            kernels.lines_of(values, lines),
-            kernels.lines_of(gate_up.weight, UNIT),
-            kernels.lines_of(down.weight, OUTPUTS),
-            kernels.lines_of(inner if quantized is None else quantized, lines),
+            kernels.lines(values, lines),
+            kernels.lines(gate_up.weight, GRAIN),
+            kernels.lines(down.weight, OUTPUTS),
+            kernels.lines(inner if quantized is None else quantized, lines),
             inner,
             quantized,
             largest,
@@ -95,15 +93,30 @@ class PersistentMLP:
             HIDDEN=hidden,
             FEATURES=features,
             TOKENS=lines,
-            STAGES=self._stages(lines, hidden * values.element_size()),
+            STAGES=stages_of(lines, hidden * values.element_size(), self.shared_bytes),
             num_warps=4,
             launch_pdl=early.is_supported(),
         )
         return y
 
-    def _stages(self, lines: int, row_bytes: int) -> int:
-        """Blocks of weights in flight: what x leaves of the fast memory."""
-        return (self.shared_bytes - lines * (row_bytes + REST_OF_TOKEN) - REST) // STAGE
+
+@cache
+def fits(lines: int, hidden: int, features: int, item: int, units: int, shared_bytes: int) -> bool:
+    """Whether the kernel takes such weights, of `item` bytes a value, and every unit has nearly as much to do.
+
+    A program without features of the first product would write before the launch ahead of it is complete.
+    """
+    if units > MOST_PROGRAMS or hidden * item % STEP or features * item % DOWN_STEP or features < units * GRAIN:
+        return False
+    rounds = math.ceil(hidden / OUTPUTS / units)
+    if hidden < FILLED * rounds * units * OUTPUTS or stages_of(lines, hidden * item, shared_bytes) < FEWEST_STAGES:
+        return False
+    return kernels_of(KERNELS) is not None
+
+
+def stages_of(lines: int, row_bytes: int, shared_bytes: int) -> int:
+    """Blocks of weights in flight: what x leaves of the fast memory."""
+    return (shared_bytes - lines * (row_bytes + REST_OF_TOKEN) - REST) // STAGE
 
 
 def lines_for(tokens: int) -> int:

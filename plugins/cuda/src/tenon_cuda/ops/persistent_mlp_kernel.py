@@ -18,9 +18,6 @@ each makes its own e4m3.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -30,14 +27,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-LINE_BYTES = gl.constexpr(128)  # of a row in one panel
+from .warpgroup_gated_kernel import LINE_BYTES, lines, silu
+
+__all__ = ["lines", "persistent_mlp_kernel"]
+
 PANELS = gl.constexpr(2)  # in one stage
 LINES = gl.constexpr(64)  # of a panel of weights
 HALF = gl.constexpr(32)  # features of the first product, or of the second, at a time
-UNIT = gl.constexpr(16)  # features of the first product that one program has, a multiple of
-MOST_UNITS = gl.constexpr(256)  # programs
+GRAIN = gl.constexpr(16)  # features of the first product: every program has a multiple of them, and at least one
+MOST_PROGRAMS = gl.constexpr(256)  # programs
 AT_ONCE = gl.constexpr(128)  # features that are quantized
 STAGE_BYTES = gl.constexpr(PANELS * LINES * LINE_BYTES)
 X_PARTS = gl.constexpr(4)  # in which x comes
@@ -45,15 +44,8 @@ COPY_REGISTERS = gl.constexpr(72)
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # its name until Triton 3.6
 
 
-def lines_of(t: Tensor, height: int) -> Any:
-    """A descriptor of t [rows, columns] in boxes of `height` lines of LINE_BYTES."""
-    item = t.element_size()
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE_BYTES.value, element_bitwidth=8 * item, rank=2)
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [height, LINE_BYTES.value // item], layout)
-
-
 @gluon.jit
-def said(TEXT: gl.constexpr):
+def instruction(TEXT: gl.constexpr):
     """An instruction without operands."""
     gl.inline_asm_elementwise(
         TEXT + " mov.u32 $0, $1;", "=r,r", [gl.program_id(0)], dtype=gl.int32, is_pure=False, pack=1
@@ -61,7 +53,7 @@ def said(TEXT: gl.constexpr):
 
 
 @gluon.jit
-def seen(counter):
+def load_acquire(counter):
     """What a counter says, and with it all that was written before it was raised."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.u64 $0, [$1];", "=l,l", [counter.to(gl.int64)], dtype=gl.int64, is_pure=False, pack=1
@@ -69,14 +61,14 @@ def seen(counter):
 
 
 @gluon.jit
-def meet(counter):
+def grid_barrier(counter):
     """Until all programs are here. counter: int64, a multiple of the number of programs between launches."""
-    said("fence.proxy.async;")  # what was written may be copied in bulk
+    instruction("fence.proxy.async.global;")  # what was written may be copied in bulk
     barrier()
     programs = gl.num_programs(0)
     before = gl.atomic_add(counter, 1, sem="release", scope="gpu")
     goal = (before // programs + 1) * programs
-    while seen(counter) < goal:
+    while load_acquire(counter) < goal:
         pass
     barrier()
 
@@ -86,11 +78,11 @@ def share(features):
     """[first, end) of the features that this program has."""
     programs = gl.num_programs(0)
     program = gl.program_id(0)
-    units = features // UNIT
+    units = features // GRAIN
     each = units // programs
     more = units % programs
     first = program * each + gl.minimum(program, more)
-    return first * UNIT, (first + each + (program < more).to(gl.int32)) * UNIT
+    return first * GRAIN, (first + each + (program < more).to(gl.int32)) * GRAIN
 
 
 @gluon.jit
@@ -100,7 +92,7 @@ def copy_weights(gate_up, down, ring, full, free, HIDDEN: gl.constexpr, FEATURES
     first, end = share(FEATURES)
     step = 0
     for feature in range(first, end, HALF):
-        whole = feature + UNIT < end
+        whole = feature + GRAIN < end
         for k in range(HIDDEN // (PANELS * BLOCK)):
             stage = step % STAGES
             mbarrier.wait(free.index(stage), (step // STAGES & 1) ^ 1)
@@ -112,13 +104,13 @@ def copy_weights(gate_up, down, ring, full, free, HIDDEN: gl.constexpr, FEATURES
             for p in gl.static_range(PANELS):
                 room = ring.index(stage * PANELS + p)
                 column = (k * PANELS + p) * BLOCK
-                tma.async_copy_global_to_shared(gate_up, [feature, column], bar, room.slice(0, UNIT))
-                tma.async_copy_global_to_shared(gate_up, [FEATURES + feature, column], bar, room.slice(HALF, UNIT))
+                tma.async_copy_global_to_shared(gate_up, [feature, column], bar, room.slice(0, GRAIN))
+                tma.async_copy_global_to_shared(gate_up, [FEATURES + feature, column], bar, room.slice(HALF, GRAIN))
                 if whole:
-                    more = feature + UNIT
-                    tma.async_copy_global_to_shared(gate_up, [more, column], bar, room.slice(UNIT, UNIT))
+                    more = feature + GRAIN
+                    tma.async_copy_global_to_shared(gate_up, [more, column], bar, room.slice(GRAIN, GRAIN))
                     tma.async_copy_global_to_shared(
-                        gate_up, [FEATURES + more, column], bar, room.slice(HALF + UNIT, UNIT)
+                        gate_up, [FEATURES + more, column], bar, room.slice(HALF + GRAIN, GRAIN)
                     )
             step += 1
     for row in range(gl.program_id(0) * HALF, HIDDEN, gl.num_programs(0) * HALF):
@@ -141,7 +133,7 @@ def copy_rows(x, inner, xs, x_full, go, full, free, HIDDEN: gl.constexpr, FEATUR
     BLOCK: gl.constexpr = xs.shape[2]
     STAGES: gl.constexpr = HIDDEN // (2 * PANELS * BLOCK)
     PAIRS: gl.constexpr = HIDDEN // (2 * X_PARTS * BLOCK)  # of panels, in one part of x
-    said("griddepcontrol.wait;")
+    instruction("griddepcontrol.wait;")
     for part in range(X_PARTS):
         bar = x_full.index(part)
         mbarrier.expect(bar, 2 * PAIRS * TOKENS * LINE_BYTES)
@@ -150,7 +142,7 @@ def copy_rows(x, inner, xs, x_full, go, full, free, HIDDEN: gl.constexpr, FEATUR
             tma.async_copy_global_to_shared(x, [0, 2 * k * BLOCK], bar, room.slice(0, TOKENS))
             tma.async_copy_global_to_shared(x, [0, (2 * k + 1) * BLOCK], bar, room.slice(TOKENS, TOKENS))
     mbarrier.wait(go, 0)
-    said("fence.proxy.async;")
+    instruction("fence.proxy.async.global;")
     step = 0
     for _ in range(gl.program_id(0) * HALF, HIDDEN, gl.num_programs(0) * HALF):
         for k in range(FEATURES // (2 * PANELS * BLOCK)):
@@ -170,7 +162,7 @@ def copy_rows(x, inner, xs, x_full, go, full, free, HIDDEN: gl.constexpr, FEATUR
 def row_scales(largest, TOKENS: gl.constexpr):
     """float32 [TOKENS], of every row's activations: as `tenon_triton.ops.float8.row_scale`."""
     L: gl.constexpr = gl.BlockedLayout([1, TOKENS], [32, 1], [4, 1], [1, 0])
-    program = gl.expand_dims(gl.arange(0, MOST_UNITS, gl.SliceLayout(1, L)), 1)
+    program = gl.expand_dims(gl.arange(0, MOST_PROGRAMS, gl.SliceLayout(1, L)), 1)
     token = gl.expand_dims(gl.arange(0, TOKENS, gl.SliceLayout(0, L)), 0)
     peak = gl.max(gl.load(largest + program * TOKENS + token, mask=program < gl.num_programs(0), other=0.0), 0)
     return gl.where(peak > 0.0, gl.maximum(peak / 448.0, 1e-37), 1.0)
@@ -214,11 +206,6 @@ def both_halves(sums):
 
 
 @gluon.jit
-def silu(x):
-    return x / (1.0 + gl.exp2(x * -1.4426950408889634))
-
-
-@gluon.jit
 def activations(
     ring, xs, full, free, x_full, x_scale, scale, feature, end, step, rows,
     HIDDEN: gl.constexpr, FEATURES: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
@@ -255,7 +242,7 @@ def activations(
 
 
 @gluon.jit
-def put(inner, found, feature, end, rows, FEATURES: gl.constexpr):
+def store_activations(inner, found, feature, end, rows, FEATURES: gl.constexpr):
     """found [HALF, TOKENS] to its place in inner [rows, FEATURES]."""
     L: gl.constexpr = found.type.layout
     place = feature + gl.arange(0, HALF, gl.SliceLayout(1, L))
@@ -279,7 +266,7 @@ def multiply(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * TOKENS, DEEP]
     )
     DTYPE: gl.constexpr = y.dtype.element_ty
-    said("griddepcontrol.launch_dependents;")
+    instruction("griddepcontrol.launch_dependents;")
     first, end = share(FEATURES)
     ROW: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))
     peak = gl.zeros([TOKENS], gl.float32, ROW)
@@ -289,15 +276,15 @@ def multiply(
             ring, xs, full, free, x_full, x_scale, gate_up_scale, feature, end, step, rows, HIDDEN, FEATURES, STAGES,
             DTYPE,
         )  # fmt: skip
-        put(inner, found, feature, end, rows, FEATURES)
+        store_activations(inner, found, feature, end, rows, FEATURES)
         if largest is not None:
             peak = gl.maximum(peak, gl.convert_layout(gl.max(gl.abs(found), 0), ROW))
     if largest is not None:
         gl.store(largest + gl.program_id(0) * TOKENS + gl.arange(0, TOKENS, ROW), peak)
-        meet(counter)
+        grid_barrier(counter)
         inner_scale = row_scales(largest, TOKENS)
         quantize(inner, quantized, inner_scale, first, end, rows, FEATURES)
-    meet(counter)
+    grid_barrier(counter)
     mbarrier.arrive(go, count=1)
     INNER_STAGES: gl.constexpr = HIDDEN // (2 * PANELS * BLOCK)
     inner_step = 0
@@ -338,7 +325,7 @@ def persistent_mlp_kernel(
     """y [rows, HIDDEN] = (silu(x gate^T) * (x up^T)) down^T, bfloat16, rows at most TOKENS.
 
     x, gate_up, down, inner_lines: descriptors of [rows, HIDDEN], [2 * FEATURES, HIDDEN], [HIDDEN, FEATURES] and inner
-    or quantized [rows, FEATURES], in boxes of TOKENS, UNIT, HALF and TOKENS lines. e4m3: x and weights come with
+    or quantized [rows, FEATURES], in boxes of TOKENS, GRAIN, HALF and TOKENS lines. e4m3: x and weights come with
     scales, x_scale [rows] and one a line of the weights, float32; largest: float32 [programs, TOKENS]. inner,
     quantized and largest are written. One launch at a time: its programs wait for each other, so all must have a unit.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 PRIORITY = 10
-MANY = "on warp groups"
+MANY, FEW = "on warp groups", "in one launch where they fill the device"
 LIBRARY_FEATURES = attention.FEATURES - {"attention.sinks"}
 ASYNC_COPIES_FROM = (8, 0)
 DEFAULT_SHARED_BYTES = 48 << 10  # where torch does not tell: what every card grants
@@ -106,8 +106,10 @@ def _offer_gated_rows(
     library's plain ones.
     """
 
+    also = "" if few is None or few.counter is None else f", few {FEW}"
+
     def named(kernel: Kernel | No) -> Kernel | No:
-        return kernel if isinstance(kernel, No) else replace(kernel, name=f"{kernel.name}, many rows {MANY}")
+        return kernel if isinstance(kernel, No) else replace(kernel, name=f"{kernel.name}, many rows {MANY}{also}")
 
     def refused(spec: GatedMLPSpec) -> No | None:
         float8 = policy.is_float8(spec.gate_up)

@@ -38,17 +38,18 @@ STAGE_BYTES = gl.constexpr((TILE_ROWS + 2 * TILE_FEATURES) * LINE_BYTES)
 COPY_REGISTERS, PRODUCT_REGISTERS = gl.constexpr(24), gl.constexpr(240)
 
 
-def descriptors(out: Tensor, x: Tensor, weight: Tensor) -> tuple[Any, Any, Any]:
-    """Of out [rows, features], x [rows, k] and weight [2 * features, k], in the boxes that the kernel copies.
+def lines(t: Tensor, height: int) -> Any:
+    """A descriptor of t [rows, columns] in boxes of `height` lines of LINE_BYTES.
 
-    They travel with the launch, by value: a captured graph keeps them.
+    It travels with the launch, by value: a captured graph keeps it.
     """
+    item = t.element_size()
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE_BYTES.value, element_bitwidth=8 * item, rank=2)
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [height, LINE_BYTES.value // item], layout)
 
-    def lines(t: Tensor, height: int) -> Any:
-        item = t.element_size()
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE_BYTES.value, element_bitwidth=8 * item, rank=2)
-        return TensorDescriptor(t, list(t.shape), list(t.stride()), [height, LINE_BYTES.value // item], layout)
 
+def descriptors(out: Tensor, x: Tensor, weight: Tensor) -> tuple[Any, Any, Any]:
+    """Of out [rows, features], x [rows, k] and weight [2 * features, k], in the boxes that the kernel copies."""
     return lines(out, ROWS.value), lines(x, TILE_ROWS.value), lines(weight, TILE_FEATURES.value)
 
 

@@ -91,5 +91,8 @@ def gated_mlp(
         return multiply(inner, down, policy, dtype)
 
     return Kernel(
-        name="activation fused", run=run, prepare=prepare, flags=KernelFlags(batch_invariant=policy.invariant)
+        name="activation fused",
+        run=run,
+        prepare=prepare,
+        flags=KernelFlags(batch_invariant=policy.invariant and many is None and few is None),
     )

@@ -2,7 +2,8 @@
 
 Dense weights in the linear's type, or FP8 (with a scale a channel, or any weight quantized when it is loaded): then
 activations are quantized a token, also where a checkpoint has one scale for all, which is coarser; except by the GEMV,
-which widens the weights instead and keeps what the activations have. Other schemes are expanded when they are loaded.
+which widens the weights instead and keeps what the activations have, where no platform brings a kernel of its own.
+Other schemes are expanded when they are loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A norm and the product that reads its rows, in as few launches as the product's way allows.
 
-For so few tokens as the table names, the product adds and normalizes the rows that it reads. Beyond, where it takes FP8
-rows, the norm's launch quantizes them; else the parts run one after the other.
+What a platform brings for few tokens comes first. For so few as the table names, the product adds and normalizes the
+rows that it reads. Beyond, where it takes FP8 rows, the norm's launch quantizes them; else the parts run one after the
+other.
 """
 
 from __future__ import annotations
