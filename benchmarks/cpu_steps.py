@@ -1,15 +1,15 @@
-"""Where a step of the CPU platform goes: each kind of kernel beside the bytes it must read, and whole runs step by step.
+"""Where a step of the CPU platform goes: each kind of kernel beside the bytes it must read; whole runs step by step.
 
-    taskset -c 0,1 python benchmarks/cpu_steps.py FOLDER [--threads 2] [--rows 1,16,32] [--requests 16,32] [--json FILE]
+    taskset -c 0,1 python benchmarks/cpu_steps.py FOLDER [--threads 2] [--rows 1,16,32] [--requests 16,32]
 
-FOLDER: safetensors of a Llama-like model in bfloat16 (weights may be random). Needs the native library: its tape replays a
-step call by call with the time of each. A call's time has the wait for its last thread in it. Three parts, in one run:
+FOLDER: safetensors of a Llama-like model in bfloat16 (weights may be random). Needs the native library: its tape
+replays a step with the time of each call, in which is the wait for the call's last thread. Three parts, in one run:
 
-    reads    what the threads read a second: a plain loop over 512 MiB, and a product of one token; the better is `memory`
-    steps    decode steps of some rows at a context of 192, and prompt steps: ms by kind of call, bytes (weights, KV) and
-             the GB/s they make, for prompts GFLOP/s; `floor` is bytes by `memory`, `over` what the kind takes beyond it
-    runs     so many requests of 128 tokens in and 128 out: how the seconds divide, and the share of the limit reached:
-             prompts at the speed of one prompt of 512 tokens, then 127 steps of bytes by `memory`
+    reads  what the threads read a second: a plain loop over 512 MiB, and a product of one token; the better is *memory*
+    steps  decode steps of some rows at a context of 192, and prompt steps: ms by kind of call, bytes (weights, KV) and
+           the GB/s they make, for prompts GFLOP/s; *floor*: bytes by memory; *over*: what the kind takes beyond it
+    runs   so many requests of 128 tokens in and 128 out: how the seconds divide, and the share of the limit reached:
+           prompts at the speed of one prompt of 512 tokens, then 127 steps of bytes by memory
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tenon_platforms.execution import Executable
 from tenon_platforms.shapes import ShapeKey
 
 PROMPT, OUTPUT, PREFILL, CONTEXT = 128, 128, 512, 192
-ROUNDS = 15
+ROUNDS, PROMPT_ROUNDS = 15, 4
 READ_BYTES = 512 * 2**20
 
 
@@ -83,7 +83,7 @@ class Shape:
     @property
     def weight_bytes(self) -> int:
         """Of all products of a step, in bfloat16."""
-        sizes = {kind: size for kind, size in self.linears().values()}
+        sizes = dict(self.linears().values())
         return 2 * (sizes.pop("head") + self.layers * sum(sizes.values()))
 
     @property
@@ -104,19 +104,25 @@ class Kind:
 
 @dataclass(slots=True, kw_only=True)
 class StepProfile:
-    """One step, medians of some replays. context: tokens of all rows. whole: of the plain replay, seconds."""
+    """One step, medians of some replays. context: tokens of all rows. whole: of the plain replay, seconds.
+
+    as_run: of the step itself, which the engine ran: prompts, and the first decode of so many rows, from Python.
+    """
 
     name: str
     key: ShapeKey
     context: int
     whole: float
     kinds: dict[str, Kind]
+    as_run: float = 0.0
 
 
 def profile(name: str, tape: Tape, lengths: list[int], key: ShapeKey, shape: Shape) -> StepProfile:
     """Replay a tape that was just recorded: plainly, and call by call. lengths: of each row's context."""
-    whole = [seconds(tape.replay) for _ in range(ROUNDS)]
-    rounds = [tape.time() for _ in range(ROUNDS)]
+    whole, rounds = [], []
+    for _ in range(ROUNDS if key.is_decode else PROMPT_ROUNDS):
+        whole.append(seconds(tape.replay))
+        rounds.append(tape.time())
     kinds: dict[str, Kind] = defaultdict(Kind)
     for calls in zip(*rounds, strict=True):
         kind, nbytes, products = kind_of(calls[0].name, calls[0].params, shape, lengths, key.is_decode)
@@ -151,7 +157,7 @@ class WatchedStep(Executable):
     shape: Shape
     wants: dict[str, Callable[[Any], bool]] = field(default_factory=dict)
     profiles: list[StepProfile] = field(default_factory=list)
-    took: list[tuple[Any, float]] = field(default_factory=list)
+    took: list[tuple[Any, float, float]] = field(default_factory=list)  # key, start, end
 
     def prepare(self, key: Any, inputs: Any) -> None:
         self.inner.prepare(key, inputs)
@@ -162,7 +168,7 @@ class WatchedStep(Executable):
     def run(self, key: Any, inputs: Any) -> Any:
         start = time.perf_counter()
         outputs = self.inner.run(key, inputs)
-        self.took.append((key, time.perf_counter() - start))
+        self.took.append((key, start, time.perf_counter()))
         for name in [name for name, is_it in self.wants.items() if is_it(key)]:
             del self.wants[name]
             self.profiles.append(self._profile(name, key, inputs))
@@ -174,7 +180,9 @@ class WatchedStep(Executable):
             own.record(key, inputs)
             tape = own.tape(key)
             assert tape is not None, f"{name} has an operation without a native kernel"
-            return profile(name, tape, inputs.inputs.host.seq_lens.tolist(), key, self.shape)
+            found = profile(name, tape, inputs.inputs.host.seq_lens.tolist(), key, self.shape)
+            found.as_run = self.took[-1][2] - self.took[-1][1]
+            return found
         finally:
             own.release()
 
@@ -202,6 +210,7 @@ class Watched(Tenon):
 
 
 # what the threads read
+
 
 def read_speeds() -> dict[str, float]:
     """Bytes a second: a plain loop that looks for the greatest of float32 numbers, and a product of one token."""
@@ -242,13 +251,16 @@ def region_seconds() -> float:
 
 # whole runs
 
+
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """So many requests at once. parts: name: (steps, seconds)."""
+    """So many requests at once. parts: name: (steps, seconds). step, outside: medians of a decode step of all rows."""
 
     requests: int
     seconds: float
     parts: dict[str, tuple[int, float]]
+    step: float
+    outside: float
 
 
 def whole_run(engine: Watched, rng: np.random.Generator, requests: int) -> Run:
@@ -257,24 +269,37 @@ def whole_run(engine: Watched, rng: np.random.Generator, requests: int) -> Run:
     prompts = prompts_of(rng, requests, PROMPT)
     whole = seconds(lambda: engine.generate(prompts, OUTPUT))
     parts: dict[str, tuple[int, float]] = {}
-    for key, took in engine.steps.took:
-        full = "decode, all rows" if key.rows == requests else "decode, fewer rows"
-        name = full if key.is_decode else "prompts" if key.tokens >= PROMPT * key.rows else "prompts and decodes"
+    steps, full, gaps = engine.steps.took, [], []
+    for (key, start, end), after in zip(steps, [*steps[1:], None], strict=True):
+        all_rows = key.is_decode and key.rows == requests
+        name = "decode, all rows" if all_rows else "decode, fewer rows" if key.is_decode else prompt_step(key)
         count, total = parts.get(name, (0, 0.0))
-        parts[name] = (count + 1, total + took)
-    count = len(engine.steps.took)
-    parts["outside of kernels"] = (count, whole - sum(took for _, took in engine.steps.took))
-    return Run(requests=requests, seconds=whole, parts=parts)
+        parts[name] = (count + 1, total + end - start)
+        if all_rows and after is not None:
+            full.append(end - start)
+            gaps.append(after[1] - end)
+    parts["outside"] = (len(steps), whole - sum(end - start for _, start, end in steps))
+    step, outside = statistics.median(full), statistics.median(gaps)
+    return Run(requests=requests, seconds=whole, parts=parts, step=step, outside=outside)
 
 
-def limit(shape: Shape, requests: int, memory_speed: float, prefill_speed: float) -> float:
-    """Tokens a second that bytes allow: prompts at the measured speed, then steps that read weights and KV."""
-    context = PROMPT + OUTPUT / 2
-    step = (shape.weight_bytes + requests * context * shape.kv_bytes) / memory_speed
-    return requests * OUTPUT / (requests * PROMPT / prefill_speed + (OUTPUT - 1) * step)
+def prompt_step(key: ShapeKey) -> str:
+    """Of a step with prompts: prompts alone, or rows that decode beside them."""
+    return "prompts" if key.tokens >= PROMPT * (key.rows - 1) else "prompts and decodes"
+
+
+def step_floor(shape: Shape, requests: int, memory_speed: float) -> float:
+    """Seconds that weights and KV of a decode step take, at the mean context of a run."""
+    return (shape.weight_bytes + requests * (PROMPT + OUTPUT / 2) * shape.kv_bytes) / memory_speed
+
+
+def limit(requests: int, floor: float, prefill_speed: float) -> float:
+    """Tokens a second that bytes allow: prompts at the measured speed, then steps of `floor` seconds."""
+    return requests * OUTPUT / (requests * PROMPT / prefill_speed + (OUTPUT - 1) * floor)
 
 
 # text
+
 
 def machine() -> list[str]:
     """What the figures depend on."""
@@ -283,7 +308,9 @@ def machine() -> list[str]:
         file = Path(path)
         return file.read_text().strip() if file.is_file() else "?"
 
-    models = [line.split(":")[1].strip() for line in text("/proc/cpuinfo").splitlines() if line.startswith("model name")]
+    models = [
+        line.split(":")[1].strip() for line in text("/proc/cpuinfo").splitlines() if line.startswith("model name")
+    ]
     cores = sorted(os.sched_getaffinity(0))
     siblings = {text(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in cores}
     caches = [text(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size") for index in range(4)]
@@ -310,9 +337,11 @@ def table(step: StepProfile, memory_speed: float) -> list[str]:
     total = sum(kind.seconds for kind in step.kinds.values())
     nbytes = sum(kind.nbytes for kind in step.kinds.values())
     is_decode, tokens = step.key.is_decode, step.key.tokens
-    lines = [f"{step.name}: {tokens} tokens, context {step.context}, replay {step.whole * 1e3:.2f} ms, call by call {total * 1e3:.2f} ms"]
+    lines = [f"{step.name}: {tokens} tokens, context {step.context}, replay {step.whole * 1e3:.2f} ms, call by call"
+             f" {total * 1e3:.2f} ms, as it ran {step.as_run * 1e3:.2f} ms"]  # fmt: skip
     for name, kind in sorted(step.kinds.items(), key=lambda item: -item[1].seconds):
-        line = f"  {name:20} {kind.calls:4} calls {kind.seconds * 1e3:9.3f} ms {kind.seconds / kind.calls * 1e6:9.1f} us each"
+        each = kind.seconds / kind.calls
+        line = f"  {name:20} {kind.calls:4} calls {kind.seconds * 1e3:9.3f} ms {each * 1e6:9.1f} us each"
         if is_decode and kind.nbytes:
             floor = kind.nbytes / memory_speed
             line += f" {kind.nbytes / 1e6:7.1f} MB {kind.nbytes / kind.seconds / 1e9:6.1f} GB/s"
@@ -322,21 +351,27 @@ def table(step: StepProfile, memory_speed: float) -> list[str]:
         lines.append(line)
     if is_decode:
         floor = nbytes / memory_speed
-        lines.append(f"  together {nbytes / 1e6:.1f} MB, {nbytes / step.whole / 1e9:.1f} GB/s, floor {floor * 1e3:.2f} ms,"
-                     f" {floor / step.whole:.0%} of memory's speed")  # fmt: skip
+        share, speed = floor / step.whole, nbytes / step.whole / 1e9
+        lines.append(
+            f"  together {nbytes / 1e6:.1f} MB, {speed:.1f} GB/s, floor {floor * 1e3:.2f} ms, {share:.0%} of it"
+        )
     else:
         products = sum(kind.products for kind in step.kinds.values())
         lines.append(f"  together {tokens / step.whole:.0f} tokens/s, {2 * products / step.whole / 1e9:.0f} GFLOP/s")
     return lines
 
 
-def run_lines(run: Run, bound: float) -> list[str]:
+def run_lines(run: Run, floor: float, bound: float) -> list[str]:
     """How a run's seconds divide."""
     speed = run.requests * OUTPUT / run.seconds
     lines = [f"{run.requests} requests, {PROMPT} in {OUTPUT} out: {run.seconds:.3f} s, {speed:.0f} tok/s,"
              f" {speed / bound:.0%} of the limit of {bound:.0f}"]  # fmt: skip
+    step = f"kernels {run.step * 1e3:.2f} ms, outside {run.outside * 1e3:.2f} ms, bytes {floor * 1e3:.2f} ms"
+    lines.append(f"  a decode step of {run.requests}, medians: {step}")
     for name, (count, spent) in run.parts.items():
-        lines.append(f"  {name:22} {count:4} steps {spent:7.3f} s {spent / count * 1e3:9.3f} ms each {spent / run.seconds:6.1%}")
+        lines.append(
+            f"  {name:22} {count:4} steps {spent:7.3f} s {spent / count * 1e3:9.3f} ms each {spent / run.seconds:6.1%}"
+        )
     return lines
 
 
@@ -371,8 +406,9 @@ def main() -> None:
         print(f"a prompt of {PREFILL}: {prefill:.0f} tokens/s")
         for count in requests:
             for _ in range(args.repeat):
-                bound = limit(shape, count, memory_speed, prefill)
-                print("\n".join(run_lines(whole_run(engine, rng, count), bound)), flush=True)
+                floor = step_floor(shape, count, memory_speed)
+                bound = limit(count, floor, prefill)
+                print("\n".join(run_lines(whole_run(engine, rng, count), floor, bound)), flush=True)
 
 
 if __name__ == "__main__":

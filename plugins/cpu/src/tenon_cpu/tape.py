@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """One call of a replay. name: the kernel's, as the library exports it. params: address of its struct, the tape's."""
+    """One call of a replay. name: as the library exports the kernel. params: address of its struct, the tape's."""
 
     name: str
     params: int
