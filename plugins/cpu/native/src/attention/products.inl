@@ -206,7 +206,7 @@ struct TileProducts {
             const bool is_whole = count - t * TILE >= 2 * TILE && values[t + 1] == values[t] + TILE * dim;
             uint16_t* copy = reinterpret_cast<uint16_t*>(memory.tail) + t * TILE * dim;
             if (!is_whole)
-                for (int i = 0; i < 2; ++i) copy_values(&values[t + i]->bits, count - (t + i) * TILE, dim, copy + i * TILE * dim);
+                for (int i = 0; i < 2; ++i) copy_values(reinterpret_cast<const uint16_t*>(values[t + i]), count - (t + i) * TILE, dim, copy + i * TILE * dim);
             pairs[t / 2] = is_whole ? &values[t]->bits : copy;
         }
         stores_are_done();
