@@ -123,6 +123,27 @@ def test_captures_are_made_anew_when_a_table_moves(build_tiny: Build, checked_re
     assert {key.mode.penalties for key in checked_replays} == {True, False}
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_timed_replay_is_a_replay_and_names_its_calls(threads: int, build_tiny: Build) -> None:
+    assembled = build_tiny("llama", "cpu", platform_options={"threads": threads})
+    drive(assembled.engine, [request(i, prompt) for i, prompt in enumerate(prompts_of((9, 9)))])
+    tape = next(iter(tapes_of(assembled)._tapes.values()))
+    last_tokens = assembled.runner._rows.state.last_tokens
+    with torch.inference_mode():
+        before = last_tokens.clone()
+        wanted = tape.replay().tokens.clone()
+        last_tokens.copy_(before)
+        tape.outputs.tokens.zero_()
+        calls = tape.time()
+    assert torch.equal(tape.outputs.tokens, wanted)
+    assert len(calls) == tape.num_calls
+    assert {"tenon_prepare_inputs", "tenon_cpu_linear", "tenon_attention", "tenon_sample"} <= {
+        one.name for one in calls
+    }
+    assert all(one.seconds >= 0 and one.params for one in calls)
+    assert sum(one.seconds for one in calls) > 0
+
+
 def resident_kib() -> int:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from driver import Outcome, drive, prompts_of, request
 from equality import Reference, assert_greedy_equal
@@ -12,6 +14,7 @@ from equality import Reference, assert_greedy_equal
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, sequence_key
 from tenon_core.execution.delta import StepDelta, decode_delta, encode_delta
+from tenon_core.models.model import Model, StepContext
 from tenon_platforms.capabilities import Determinism
 
 pytestmark = pytest.mark.e2e
@@ -42,6 +45,28 @@ def test_same_tokens(model: str, variant: str, platform_name: str, build_tiny: B
     engine = build_tiny(model, platform_name, **VARIANTS[variant]).engine
     outcome = drive(engine, [request(i, prompt) for i, prompt in enumerate(prompts)])
     assert_all_equal(outcome, reference_of(model), prompts, f"{model}, {variant}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_last_layer_computes_the_tokens_that_are_read(
+    model: str, platform_name: str, build_tiny: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, seen = Model.forward, []
+
+    def both(self: Model, token_ids: Any, context: StepContext) -> Any:
+        found, wanted = forward(self, token_ids, context), context.wanted
+        if wanted is not None:
+            whole = forward(self, token_ids, replace(context, wanted=None)).index_select(0, wanted)
+            seen.append((token_ids.shape[0], found, whole))
+        return found
+
+    monkeypatch.setattr(Model, "forward", both)
+    engine = build_tiny(model, platform_name, enforce_eager=True).engine
+    drive(engine, [request(i, prompt, max_tokens=3) for i, prompt in enumerate(prompts_of(LENGTHS))])
+    assert seen
+    for num_tokens, found, whole in seen:
+        assert found.shape[0] < num_tokens
+        np.testing.assert_allclose(found.cpu().numpy(), whole.cpu().numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("model", MODELS)

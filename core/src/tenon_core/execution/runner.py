@@ -297,10 +297,12 @@ class Runner:
         inputs = call.inputs
         token_ids, slots = self._prepare.run(inputs, self._rows.state)
         context = StepContext(positions=inputs.positions, slots=slots, plans=call.plans, caches=self.model.caches)
-        hidden = self.model.forward(token_ids, context)
         if isinstance(self.model.head, PoolingHead):
-            return self.model.head(hidden, inputs)
-        return self.model.logits(hidden.index_select(0, inputs.logit_index))
+            return self.model.head(self.model.forward(token_ids, context), inputs)
+        if 0 < call.key.logits < call.key.tokens:
+            context.wanted = inputs.logit_index
+        hidden = self.model.forward(token_ids, context)
+        return self.model.logits(hidden if context.wanted is not None else hidden.index_select(0, inputs.logit_index))
 
     def _sample(self, call: StepCall, logits: Tensor | None = None) -> StepOutputs:
         inputs, state, mode = call.inputs, self._rows.state, call.inputs.key.mode

@@ -34,12 +34,17 @@ class LayerGroup:
 
 @dataclass(slots=True, kw_only=True)
 class StepContext:
-    """What the layers of one step share. slots, plans: one a group; caches: one a layer."""
+    """What the layers of one step share. slots, plans: one a group; caches: one a layer.
+
+    wanted: int32 [n], the tokens whose hidden states are read; None: all. Behind its attention the last layer computes
+    no others: a prompt's earlier tokens have left their keys and values by then, and nobody reads the rest.
+    """
 
     positions: Tensor  # [axes, tokens]
     slots: tuple[Tensor, ...]
     plans: list[Any]
     caches: list[Any]
+    wanted: Tensor | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,8 +72,8 @@ class AttentionBlock:
     k_norm: Tensor | None
     sinks: Tensor | None
 
-    def __call__(self, qkv: Tensor, context: StepContext) -> Tensor:
-        """[tokens, hidden] of qkv [tokens, (heads + 2 * kv heads) * head_dim]."""
+    def __call__(self, qkv: Tensor, context: StepContext, wanted: Tensor | None = None) -> Tensor:
+        """[tokens, hidden], of `wanted` ones or of all, of qkv [tokens, (heads + 2 * kv heads) * head_dim]."""
         cache = context.caches[self.layer]
         query = self.rope_write.run(
             qkv,
@@ -82,7 +87,8 @@ class AttentionBlock:
         mixed = self.backend.run(
             GQAInputs(query=query, cache=cache, sinks=self.sinks), context.plans[self.group]
         )  # [tokens, heads, head_dim]
-        result: Tensor = self.out(mixed.flatten(1))
+        mixed = mixed.flatten(1)
+        result: Tensor = self.out(mixed if wanted is None else mixed.index_select(0, wanted))
         return result
 
 
@@ -168,9 +174,14 @@ class BuiltLayer:
     post_mixer: Bound | None
     post_ffn: Bound | None
 
-    def __call__(self, x: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, context: StepContext, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(branch, residual), [tokens, hidden] each; of `wanted` tokens where given, in their order."""
         x, residual = self.qkv(x, residual)
-        x = self.mixer(x, context)
+        x = self.mixer(x, context, wanted)
+        if wanted is not None:
+            residual = residual.index_select(0, wanted)
         if self.post_mixer is not None:
             x = self.post_mixer(x)
         x, residual = self.ffn(x, residual)
@@ -193,10 +204,14 @@ class Model:
     caches: list[Any] = field(default_factory=list)
 
     def forward(self, token_ids: Tensor, context: StepContext) -> Tensor:
-        """Hidden states [tokens, hidden] after the final norm; token_ids: int32 [tokens]."""
+        """Hidden states [tokens, hidden] after the final norm, of the tokens that the context wants.
+
+        token_ids: int32 [tokens].
+        """
         x, residual = self.embedding(token_ids, context.positions), None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x, residual = layer(x, residual, context)
+        x, residual = self.layers[-1](x, residual, context, context.wanted)
         hidden: Tensor = self.final_norm(x, residual)[0]
         return hidden
 

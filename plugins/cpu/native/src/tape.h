@@ -20,14 +20,14 @@ namespace tenon {
 
 using TapeFunction = int (*)(const void*);
 
-// Append a call to the calling thread's tape, if it records; the struct is copied.
-void tape_append(TapeFunction function, const void* params, int64_t size);
+// Append a call to the calling thread's tape, if it records; the struct is copied. name: the export's, kept as it is.
+void tape_append(TapeFunction function, const void* params, int64_t size, const char* name);
 
 }  // namespace tenon
 
 #define TENON_KERNEL(NAME, FUNCTION, PARAMS)                                                       \
     static int NAME##_of_any(const void* params) { return FUNCTION(*static_cast<const PARAMS*>(params)); } \
     extern "C" TENON_API int NAME(const PARAMS* params) {                                         \
-        ::tenon::tape_append(&NAME##_of_any, params, sizeof(PARAMS));                              \
+        ::tenon::tape_append(&NAME##_of_any, params, sizeof(PARAMS), #NAME);                       \
         return FUNCTION(*params);                                                                  \
     }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_platforms.model import ModelSpec
 
-STEP_TOKENS = 1024
+STEP_TOKENS = 1024  # of prompts; rows that decode beside them have room of their own
 EVERY, FINE, COARSE = 32, 4, 16  # row counts: each up to 32, every 4th up to 128, every 16th from there
 FINE_UNTIL = 128
 
@@ -50,7 +50,7 @@ class CPUExecution(Execution):
         self._refused: dict[ShapeKey, str] = {}
 
     def shape_policy(self, model: ModelSpec, limits: EngineLimits, capabilities: Capabilities) -> ShapePolicy:
-        most = max(STEP_TOKENS, limits.max_rows)
+        most = STEP_TOKENS + limits.max_rows
         if not limits.chunking:
             most = max(most, limits.max_model_len)
         schedule = ScheduleLimits(

@@ -93,6 +93,15 @@ class Recorder(TorchDispatchMode):
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class TimedCall:
+    """One call of a replay. name: as the library exports the kernel. params: address of its struct, the tape's."""
+
+    name: str
+    params: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class Tape:
     """One key's calls. handle: the library's. outputs, kept: what the calls point into."""
@@ -108,9 +117,24 @@ class Tape:
             native.check(status, "replaying a step")
         return self.outputs
 
+    def time(self) -> list[TimedCall]:
+        """A replay that says how long each call took; for who asks where a step's time goes."""
+        took = (ctypes.c_int64 * self.num_calls)()
+        replay = _function("tenon_tape_replay_timed", ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+        native.check(replay(self.handle, took), "replaying a step")
+        return [TimedCall(*self._call(index), seconds=took[index] * 1e-9) for index in range(self.num_calls)]
+
     def free(self) -> None:
         """Give the calls back."""
         _function("tenon_tape_free", ctypes.c_void_p)(self.handle)
+
+    def _call(self, index: int) -> tuple[str, int]:
+        """(name, address of its parameters) of a call."""
+        name_of = _function("tenon_tape_call", ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p))
+        name_of.restype = ctypes.c_char_p
+        params = ctypes.c_void_p()
+        name = name_of(self.handle, index, ctypes.byref(params))
+        return name.decode(), params.value or 0
 
 
 class TapeExecutable(Executable):
@@ -130,6 +154,10 @@ class TapeExecutable(Executable):
         """Keys that are replayed."""
         return len(self._tapes)
 
+    def tape(self, key: ShapeKey) -> Tape | None:
+        """What is replayed for a key, if it is."""
+        return self._tapes.get(key)
+
     def prepare(self, key: ShapeKey, inputs: Any) -> None:
         self.run(key, inputs)
 
@@ -139,7 +167,7 @@ class TapeExecutable(Executable):
             return tape.replay()
         if not key.static or key in self._refused:
             return self._fn(inputs)
-        return self._record(key, inputs)
+        return self.record(key, inputs)
 
     def release(self) -> None:
         for tape in self._tapes.values():
@@ -147,7 +175,8 @@ class TapeExecutable(Executable):
         self._tapes.clear()
         self._arena = Arena()
 
-    def _record(self, key: ShapeKey, inputs: Any) -> Any:
+    def record(self, key: ShapeKey, inputs: Any) -> Any:
+        """The outputs, and from now on the key's tape: a replay reads the tensors of these very inputs."""
         recorder = Recorder(self._arena)
         begin = _function("tenon_tape_begin")
         begin.restype = ctypes.c_void_p

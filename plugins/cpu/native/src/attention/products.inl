@@ -1,17 +1,17 @@
 // The two products of attention, scores of queries and keys and values mixed by weights, with vectors or with tiles. Included
 // by attention.inl, whose cache's tiles they read.
 
-// scores [R, 16] of R queries and one tile of keys
-template <class KV, int R>
-static inline void score_tile(const float* query, int dim, const KV* keys, float* scores) {
-    Vec sum[R][TILE_VECS];
+// scores [R, N * 16] of R queries and N tiles of keys side by side: a sum waits for the one before it.
+template <class KV, int R, int N>
+static inline void score_tiles_of(const float* query, int dim, const KV* const* tiles, float* scores) {
+    Vec sum[R][N * TILE_VECS];
     for (int r = 0; r < R; ++r)
-        for (int v = 0; v < TILE_VECS; ++v) sum[r][v] = vzero();
+        for (int v = 0; v < N * TILE_VECS; ++v) sum[r][v] = vzero();
     if constexpr (IsPaired<KV>::value) {
         for (int d = 0; d < dim; d += 2) {
-            for (int v = 0; v < TILE_VECS; ++v) {
+            for (int v = 0; v < N * TILE_VECS; ++v) {
                 Vec even, odd;
-                vload_pairs(keys + d * TILE + v * 2 * W, even, odd);
+                vload_pairs(tiles[v / TILE_VECS] + d * TILE + v % TILE_VECS * 2 * W, even, odd);
                 for (int r = 0; r < R; ++r) {
                     sum[r][v] = vfma(vset(query[r * dim + d]), even, sum[r][v]);
                     sum[r][v] = vfma(vset(query[r * dim + d + 1]), odd, sum[r][v]);
@@ -20,35 +20,50 @@ static inline void score_tile(const float* query, int dim, const KV* keys, float
         }
     } else {
         for (int d = 0; d < dim; ++d) {
-            Vec key[TILE_VECS];
-            for (int v = 0; v < TILE_VECS; ++v) key[v] = vload(keys + d * TILE + v * W);
+            Vec key[N * TILE_VECS];
+            for (int v = 0; v < N * TILE_VECS; ++v) key[v] = vload(tiles[v / TILE_VECS] + d * TILE + v % TILE_VECS * W);
             for (int r = 0; r < R; ++r) {
                 const Vec q = vset(query[r * dim + d]);
-                for (int v = 0; v < TILE_VECS; ++v) sum[r][v] = vfma(q, key[v], sum[r][v]);
+                for (int v = 0; v < N * TILE_VECS; ++v) sum[r][v] = vfma(q, key[v], sum[r][v]);
             }
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int v = 0; v < TILE_VECS; ++v) vstore(scores + r * KEY_BLOCK + v * W, sum[r][v]);
+        for (int v = 0; v < N * TILE_VECS; ++v) vstore(scores + r * KEY_BLOCK + v * W, sum[r][v]);
 }
 
 template <class KV>
-static void score_rows(const float* query, int rows, int dim, const KV* keys, float* scores) {
+static void score_rows(const float* query, int rows, int dim, const KV* const* keys, float* scores) {
     for (; rows >= MOST_ROWS; rows -= MOST_ROWS, query += MOST_ROWS * dim, scores += MOST_ROWS * KEY_BLOCK)
-        score_tile<KV, MOST_ROWS>(query, dim, keys, scores);
+        score_tiles_of<KV, MOST_ROWS, 1>(query, dim, keys, scores);
     switch (rows) {
-        case 1: return score_tile<KV, 1>(query, dim, keys, scores);
-        case 2: return score_tile<KV, 2>(query, dim, keys, scores);
-        case 3: return score_tile<KV, 3>(query, dim, keys, scores);
-        case 4: return score_tile<KV, 4>(query, dim, keys, scores);
-        case 5: return score_tile<KV, 5>(query, dim, keys, scores);
+        case 1: return score_tiles_of<KV, 1, 1>(query, dim, keys, scores);
+        case 2: return score_tiles_of<KV, 2, 1>(query, dim, keys, scores);
+        case 3: return score_tiles_of<KV, 3, 1>(query, dim, keys, scores);
+        case 4: return score_tiles_of<KV, 4, 1>(query, dim, keys, scores);
+        case 5: return score_tiles_of<KV, 5, 1>(query, dim, keys, scores);
         case 0: return;
         default: break;
     }
     if constexpr (MOST_ROWS > 6) {
-        score_tile<KV, 6>(query, dim, keys, scores);
+        score_tiles_of<KV, 6, 1>(query, dim, keys, scores);
         score_rows<KV>(query + 6 * dim, rows - 6, dim, keys, scores + 6 * KEY_BLOCK);
     }
+}
+
+// Two tiles of keys: few rows take them at once, where there are registers for it.
+template <class KV>
+static void score_two(const float* query, int rows, int dim, const KV* const* keys, float* scores) {
+    if constexpr (TILE_VECS == 1) {
+        switch (rows) {
+            case 1: return score_tiles_of<KV, 1, 2>(query, dim, keys, scores);
+            case 2: return score_tiles_of<KV, 2, 2>(query, dim, keys, scores);
+            case 3: return score_tiles_of<KV, 3, 2>(query, dim, keys, scores);
+            default: break;
+        }
+    }
+    score_rows<KV>(query, rows, dim, keys, scores);
+    score_rows<KV>(query, rows, dim, keys + 1, scores + TILE);
 }
 
 // sums [R, C vectors from d] += weights [R, count] * values [count, dim]
@@ -118,6 +133,7 @@ struct UnitMemory {
 };
 
 constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
+static_assert(BLOCK_TILES % 2 == 0, "tiles are scored by twos");
 
 // Tiles of one key block; null: not there.
 template <class KV>
@@ -143,9 +159,11 @@ struct Products {
     }
     static void begin(const UnitMemory&, int, int) {}
     static void score(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& keys, const Tiles<KV>& soon) {
-        for (int t = 0; t < BLOCK_TILES && keys[t] != nullptr; ++t) {
+        for (int t = 0; t < BLOCK_TILES && keys[t] != nullptr; t += 2) {
             ask_for(soon[t], dim);
-            score_rows<KV>(memory.query, rows, dim, keys[t], memory.scores + t * TILE);
+            ask_for(soon[t + 1], dim);
+            const auto score = keys[t + 1] != nullptr ? score_two<KV> : score_rows<KV>;
+            score(memory.query, rows, dim, keys + t, memory.scores + t * TILE);
         }
     }
     static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& values, int count, const Tiles<KV>& soon) {
@@ -188,7 +206,7 @@ struct TileProducts {
             const bool is_whole = count - t * TILE >= 2 * TILE && values[t + 1] == values[t] + TILE * dim;
             uint16_t* copy = reinterpret_cast<uint16_t*>(memory.tail) + t * TILE * dim;
             if (!is_whole)
-                for (int i = 0; i < 2; ++i) copy_values(&values[t + i]->bits, count - (t + i) * TILE, dim, copy + i * TILE * dim);
+                for (int i = 0; i < 2; ++i) copy_values(reinterpret_cast<const uint16_t*>(values[t + i]), count - (t + i) * TILE, dim, copy + i * TILE * dim);
             pairs[t / 2] = is_whole ? &values[t]->bits : copy;
         }
         stores_are_done();

@@ -12,7 +12,7 @@ struct ElementKernels {
     // What sampling needs of one row of floats.
     void (*widen)(const void* row, int type, float* wide, int64_t n);
     void (*divide)(float* row, float divisor, int64_t n);
-    int64_t (*best)(const float* row, int64_t n);  // the lowest index of the greatest value
+    int64_t (*best)(const void* row, int type, int64_t n);  // the lowest index of the greatest value; of any type
     int64_t (*next_at_least)(const float* row, int64_t from, int64_t n, float bar);  // n: none
     float (*sum_exp)(const float* row, float shift, int64_t n);
 };

@@ -1,8 +1,20 @@
 // Rows are any length: whole vectors, then one partial one.
 
 template <class T>
+struct IsBF16 {
+    static constexpr bool value = false;
+};
+template <>
+struct IsBF16<BF16> {
+    static constexpr bool value = true;
+};
+
+template <class T>
 static inline Vec round_to(Vec x) {
     if constexpr (sizeof(T) == sizeof(float)) return x;
+#if TENON_LEVEL_NUMBER >= 1
+    if constexpr (IsBF16<T>::value) return vround_to(T{}, x);
+#endif
     T values[W];
     vstore(values, x);
     return vload(values);
@@ -29,6 +41,27 @@ static inline void store_at(T* p, Vec x, int64_t i, int64_t n) {
         vstore_part(p + i, x, static_cast<int>(n - i));
 }
 
+// Of values value_at(i) in vectors, with two sums side by side: a sum waits for the one before it.
+template <class ValueAt>
+static inline float sum_of_squares(int64_t n, const ValueAt& value_at) {
+    Vec even = vzero(), odd = vzero();
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+        const Vec first = value_at(i), second = value_at(i + W);
+        even = vfma(first, first, even);
+        odd = vfma(second, second, odd);
+    }
+    if (i < n) {
+        const Vec value = value_at(i);
+        even = vfma(value, value, even);
+    }
+    if (i + W < n) {
+        const Vec value = value_at(i + W);
+        odd = vfma(value, value, odd);
+    }
+    return vsum(even + odd);
+}
+
 static void rms_norm(const RMSNormParams& p, int64_t begin, int64_t end) {
     with_type(p.type, [&](auto t) {
         using T = decltype(t);
@@ -37,25 +70,20 @@ static void rms_norm(const RMSNormParams& p, int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             const T* x = static_cast<const T*>(p.x) + row * n;
             T* y = static_cast<T*>(p.y) + row * n;
-            Vec even = vzero(), odd = vzero();
+            float squares;
             if (p.residual != nullptr) {
                 const T* residual = static_cast<const T*>(p.residual) + row * n;
                 T* total = static_cast<T*>(p.total) + row * n;
-                for (int64_t i = 0; i < n; i += W) {
+                squares = sum_of_squares(n, [&](int64_t i) {
                     const Vec sum = round_to<T>(load_at(x, i, n) + load_at(residual, i, n));
                     store_at(total, sum, i, n);
-                    Vec& squares = i / W % 2 ? odd : even;
-                    squares = vfma(sum, sum, squares);
-                }
+                    return sum;
+                });
                 x = total;
             } else {
-                for (int64_t i = 0; i < n; i += W) {
-                    const Vec value = load_at(x, i, n);
-                    Vec& squares = i / W % 2 ? odd : even;
-                    squares = vfma(value, value, squares);
-                }
+                squares = sum_of_squares(n, [&](int64_t i) { return load_at(x, i, n); });
             }
-            const Vec scale = vset(1.0f / __builtin_sqrtf(vsum(even + odd) / static_cast<float>(n) + p.eps));
+            const Vec scale = vset(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + p.eps));
             if (p.offset != 0) {
                 const Vec offset = vset(p.offset);
                 for (int64_t i = 0; i < n; i += W) store_at(y, load_at(x, i, n) * scale * (load_at(weight, i, n) + offset), i, n);
@@ -123,23 +151,54 @@ static void divide(float* row, float divisor, int64_t n) {
     for (int64_t i = 0; i < n; i += W) store_at(row, load_at(row, i, n) / by, i, n);
 }
 
-static int64_t next_at_least(const float* row, int64_t from, int64_t n, float bar) {
+template <class T>
+static int64_t next_of(const T* row, int64_t from, int64_t n, float bar) {
     const Vec wanted = vset(bar);
     for (; from + W <= n; from += W)
         if (vany_at_least(vload(row + from), wanted)) break;
     for (; from < n; ++from)
-        if (row[from] >= bar) return from;
+        if (to_float(row[from]) >= bar) return from;
     return n;
 }
 
-static int64_t best(const float* row, int64_t n) {
-    Vec top = vset(-__builtin_inff());
+static int64_t next_at_least(const float* row, int64_t from, int64_t n, float bar) {
+    return next_of(row, from, n, bar);
+}
+
+// The greatest of n values; a NaN gives way to what is there. Four at a time: a maximum waits for the one before it.
+template <class T>
+static float top_of(const T* row, int64_t n) {
+    Vec top[4];
+    for (Vec& one : top) one = vset(-__builtin_inff());
     int64_t i = 0;
-    for (; i + W <= n; i += W) top = vmax(vload(row + i), top);  // a NaN gives way to what is there
-    float found = vtop(top);
-    for (; i < n; ++i) found = row[i] > found ? row[i] : found;
-    const int64_t index = next_at_least(row, 0, n, found);
+    for (; i + 4 * W <= n; i += 4 * W)
+        for (int v = 0; v < 4; ++v) top[v] = vmax(vload(row + i + v * W), top[v]);
+    float found = vtop(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+    for (; i < n; ++i) found = to_float(row[i]) > found ? to_float(row[i]) : found;
+    return found;
+}
+
+// In pieces, so that the greatest is looked for again in one of them alone.
+template <class T>
+static int64_t best_of(const T* row, int64_t n) {
+    constexpr int64_t PIECE = 2048;
+    float found = -__builtin_inff();
+    int64_t piece = 0;
+    for (int64_t i = 0; i < n; i += PIECE) {
+        const float top = top_of(row + i, n - i < PIECE ? n - i : PIECE);
+        if (top > found) {
+            found = top;
+            piece = i;
+        }
+    }
+    const int64_t index = next_of(row, piece, n, found);
     return index < n ? index : 0;
+}
+
+static int64_t best(const void* row, int type, int64_t n) {
+    int64_t found = 0;
+    with_type(type, [&](auto t) { found = best_of(static_cast<const decltype(t)*>(row), n); });
+    return found;
 }
 
 static float sum_exp(const float* row, float shift, int64_t n) {

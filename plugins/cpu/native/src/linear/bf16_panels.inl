@@ -133,6 +133,7 @@ struct PanelEnd {
 struct PanelPart {
     const uint8_t* groups[2];
     const uint8_t* later[2];
+    const uint8_t* beyond[2];  // what is asked for once `later` has been
     const uint8_t* last[2];  // a last step of fewer columns, filled up with zeros; or null
     int64_t steps;           // without that one
 };
@@ -215,6 +216,8 @@ static void multiply_part(const Panel& panel, const PanelPart& part, const uint1
         if (!is_last) continue;
         end.token = token, end.done = end.due = 0, end.count = left < 32 ? left : 32;
     }
+    if (is_last && pairs == 1)  // few tokens wait for memory, which would rest while they end
+        for (const uint8_t* beyond : part.beyond) ask_lines(beyond, 0, ASKED_FOR_ENDS / 2 / 64);
     end.all();
 }
 
@@ -235,6 +238,7 @@ static void multiply_panel(const Panel& panel) {
         for (int g = 0; g < 2; ++g) {
             part.groups[g] = panel.groups[g] + 1024 * begin;
             part.later[g] = panel.groups[g] + (is_last ? bytes + skip : 1024 * end);
+            part.beyond[g] = part.later[g] + (parts.count == 1 ? bytes + skip : 1024 * parts.begin(1));
             part.last[g] = is_short ? last[g] : nullptr;
         }
         multiply_part(panel, part, panel.x + STEP * begin * padded, i == 0, is_last);

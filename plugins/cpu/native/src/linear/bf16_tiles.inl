@@ -92,6 +92,9 @@ static void multiply_bf16_tiles(const uint8_t* group, const Activations& x, int6
 // Two groups of weights, 32 tokens at a time: each load of tokens or of weights serves two of four sums, where a single
 // group's tokens serve one. Columns go in parts whose weights stay in the first cache for all tokens; sums wait in out.
 
+// While results are rounded and stored nothing more would be asked for, and memory would rest: so much is asked for before.
+constexpr int ASKED_FOR_ENDS = 4096;
+
 constexpr int64_t PART_COLUMNS = 320;  // at most: 20 KiB of two groups
 
 // Tiles 0, 1: sums of sixteen tokens with either group, 2, 3: of the next sixteen, 4, 5: tokens, 6, 7: groups.
@@ -178,6 +181,7 @@ static void multiply_pair(const uint8_t* first, const uint8_t* second, const Act
     const int64_t steps = x.columns / 32, parts = (steps * 32 + PART_COLUMNS - 1) / PART_COLUMNS;
     for (int64_t i = 0; i < parts; ++i) add_pair_part(pair, x, tokens, steps * i / parts * 32, steps * (i + 1) / parts * 32);
     if (x.columns % 32 != 0) add_pair_part(pair, x, tokens, steps * 32, x.columns);
+    for (const uint8_t* group : pair.groups) ask_for(group + bytes, DENSE_AHEAD + pair.skip, ASKED_FOR_ENDS / 2);
     _tile_release();
 }
 
@@ -228,9 +232,16 @@ TENON_INLINE void put_several(float* const* out) {
     if constexpr (G > 3) _tile_stored(3, out[3], 64);
 }
 
+// From the end of one of G groups to the one that is read after it: behind all of them, or, where gates and ups take turns,
+// behind the others of its part.
+TENON_INLINE int64_t skip_of(const uint8_t* const* groups, int count, int64_t bytes) {
+    const bool are_gated = count % 2 == 0 && groups[1] - groups[0] != bytes;
+    return ((are_gated ? count / 2 : count) - 1) * bytes;
+}
+
 template <int G>
 static void multiply_groups(const uint8_t* const* groups, const uint16_t* x, int64_t width, int tokens, float* const* out) {
-    const int64_t whole = width / 32 * 32, skip = (G - 1) * 32 * width;
+    const int64_t whole = width / 32 * 32, skip = skip_of(groups, G, 32 * width);
     configure_several(tokens, 64);
     _tile_zero(0);
     if constexpr (G > 1) _tile_zero(1);
@@ -254,5 +265,7 @@ static void multiply_several(const uint8_t* const* groups, int count, const Acti
     else if (count == 3) multiply_groups<3>(groups, x.bf16, x.columns, rows, out);
     else if (count == 2) multiply_groups<2>(groups, x.bf16, x.columns, rows, out);
     else multiply_groups<1>(groups, x.bf16, x.columns, rows, out);
+    const int64_t bytes = 32 * x.columns, ahead = DENSE_AHEAD + skip_of(groups, count, bytes);
+    for (int g = 0; g < count; ++g) ask_for(groups[g] + bytes, ahead, ASKED_FOR_ENDS / SEVERAL);
     _tile_release();
 }

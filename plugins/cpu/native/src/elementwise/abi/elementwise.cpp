@@ -9,7 +9,7 @@
 namespace tenon {
 namespace {
 
-constexpr int64_t ALONE = 16384;  // numbers that are not worth a second thread
+constexpr int64_t ALONE = 4096;  // numbers that are not worth a second thread
 
 int64_t rows_alone(int64_t width) { return width > 0 ? ALONE / width : ALONE; }
 

@@ -158,14 +158,14 @@ int32_t sample_row(const SampleParams& p, int64_t index) {
     const auto& kernels = element_kernels();
     const Row row{p, p.params + index * NUM_COLUMNS, p.positions[index]};
     const void* logits = row_at(p.logits, index, p.vocab, p.type);
-    if (p.mode == 0 && p.type == 0) return static_cast<int32_t>(kernels.best(static_cast<const float*>(logits), p.vocab));
+    if (p.mode == 0) return static_cast<int32_t>(kernels.best(logits, p.type, p.vocab));
     std::vector<float>& wide = buffers.row;
     wide.resize(static_cast<size_t>(p.vocab));
     kernels.widen(logits, p.type, wide.data(), p.vocab);
     if (p.mode & EDITS) edit(row, wide.data());
     if (p.mode & GRAMMAR && p.grammar_mask != nullptr) mask(p.grammar_mask + index * ((p.vocab + 31) / 32), p.vocab, wide.data());
     if (p.mode & PENALTIES) penalize(row, wide.data());
-    int64_t chosen = kernels.best(wide.data(), p.vocab);
+    int64_t chosen = kernels.best(wide.data(), 0, p.vocab);
     const float temperature = row.of(TEMPERATURE);
     if (p.mode & NOISE && temperature > 0) {
         kernels.divide(wide.data(), temperature, p.vocab);
@@ -188,7 +188,7 @@ void logprobs_row(const TokenLogprobsParams& p, int64_t index) {
     std::vector<float>& scores = buffers.row;
     scores.resize(static_cast<size_t>(p.vocab));
     kernels.widen(row_at(p.logits, index, p.vocab, p.type), p.type, scores.data(), p.vocab);
-    const float top = scores[static_cast<size_t>(kernels.best(scores.data(), p.vocab))];
+    const float top = scores[static_cast<size_t>(kernels.best(scores.data(), 0, p.vocab))];
     const float log_sum = std::log(kernels.sum_exp(scores.data(), top, p.vocab));
     for (float& score : scores) score = score - top - log_sum;
     const float chosen = scores[static_cast<size_t>(p.tokens[index])];

@@ -117,6 +117,7 @@ public:
         at_once_ = !bf16_tiles_ || kernels_.multiply_pair == nullptr ? 1 : call.tokens > 16 ? 2 : SEVERAL;
         alone_ = call.tokens * linear.columns <= ALONE || (tiled_ && call.tokens <= 16);
         packs_ = at_once_ == 2 && call.tokens >= PANELS_FROM && !alone_;
+        if (!packs_ && !widen_ && !linear.quantized) alone_ = true;  // nothing is taken, so nobody waits for it
         const auto num_units = static_cast<int64_t>(linear.units.size());
         block_ = packs_ ? tokens_of_panel(call.tokens, linear.columns, num_units) : std::min(tokens_of_block(linear.columns), call.tokens);
     }
@@ -136,9 +137,10 @@ public:
             const int64_t each = takes_by(), takes = (call_.tokens + each - 1) / each;
             Work tokens(takes, threads, std::max<int64_t>(1, takes / (4 * threads)));
             while (at_once_ > 1 && count < at_once_ * threads) at_once_ /= 2;  // every thread has something to do
-            const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = at_once_ - 1;
+            // Shares begin at pairs: of groups, whose results are whole lines. Chunks are groups that are computed together.
+            const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = at_once_ - 1, pairs = at_once_ > 1;
             Work units(count, threads, (chunk + odd) & ~odd,
-                       [&](int i) { return i < threads ? first_unit(all * i / threads) & ~odd : count; });
+                       [&](int i) { return i < threads ? first_unit(all * i / threads) & ~pairs : count; });
             parallel([&](int thread, int) { work(thread, tokens, units); });
         }
         ::operator delete(own_);
