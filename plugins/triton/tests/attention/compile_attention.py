@@ -55,8 +55,8 @@ def entries(
     window, cap, sinks = options.get("window", 0), options.get("cap", False), options.get("sinks", False)
     q, cache, i32 = f"*{dtype}", f"*{kv}", "*i32"
     common = {
-        "output": q, "query": q, "cache": cache, "block_table": i32, "rows": i32,
-        "query_starts": i32, "seq_lens": i32, "sinks": "*bf16" if sinks else None, "table_stride": "i32", "block_stride": "i32", "query_token_stride": "i32",
+        "output": q, "query": q, "cache": cache, "block_table": i32, "rows": i32, "query_starts": i32, "seq_lens": i32,
+        "sinks": "*bf16" if sinks else None, "table_stride": "i32", "block_stride": "i32", "query_token_stride": "i32",
         "query_head_stride": "i32", "output_token_stride": "i32", "scale": "fp32", "cap": "fp32", "NUM_KV_HEADS": 8,
         "GROUP": group, "DIM": dim, "DIM_PAD": next_power(dim), "PAGE": page, "WINDOW": window, "SOFT_CAP": cap,
         "SINKS": sinks, "APART": False,

@@ -39,8 +39,9 @@ class TritonPlan:
     """One step's attention.
 
     num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts; where the context says
-    `decodes_apart`, those of them that are decodes. num_rows: all rows, padding included. is_short: no other row has more tokens than fit a short block. prompts: the platform's plan of
-    these rows, where it takes them. has_holes: some tokens belong to no row.
+    `decodes_apart`, those of them that are decodes. num_rows: all rows, padding included. is_short: no other row has
+    more tokens than fit a short block. prompts: the platform's plan of these rows, where it takes them. has_holes: some
+    tokens belong to no row.
     """
 
     context: Context

@@ -118,12 +118,12 @@ def decode_kernel(
     APART: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Row i's token is token i, of rows that are decodes where they are told APART. max_parts: the grid's last axis, at most MAX_PARTS.
+    """Row i's token is token i. APART: only of rows that are decodes, the others leave.
 
-    parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
-    [rows, kv heads], zero between launches. CACHE_LINES: of a key, or 0: nothing is fetched ahead, else FETCHES tiles
-    are. What a step's inputs say and where the context lies is complete before this launch can begin (`ops/rows.py`),
-    so it is read, and fetched, before the newest query, key and value are.
+    max_parts: the grid's last axis, at most MAX_PARTS. parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log:
+    float32 [rows, heads, max_parts]; arrivals: int32 [rows, kv heads], zero between launches. CACHE_LINES: of a key, or
+    0: nothing is fetched ahead, else FETCHES tiles are. What a step's inputs say and where the context lies is complete
+    before this launch can begin (`ops/rows.py`), so it is read, and fetched, before the newest query and key are.
     """
     trigger(EARLY)
     kv_head = tl.program_id(0)
