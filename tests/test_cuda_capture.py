@@ -6,15 +6,15 @@ recorded with and into the outputs it had then. A step that ran twice, or not at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from byte_vocabulary import END, tokenizer_json
 from driver import build, drive, model_source, prompts_of, request
+from replayed_calls import CallRecorder
 from tiny_models import make_tiny
 
 from tenon_core.engine.assembly import Assembled
@@ -23,65 +23,14 @@ from tenon_core.sampling.structured import StructuredOutputs
 from tenon_cuda.execution import CUDAExecution
 from tenon_cuda.graphs import CaptureExecutable
 from tenon_cuda.options import CUDAOptions
-from tenon_platforms.batch import Logprobs, StepOutputs
 from tenon_platforms.device import Device
 from tenon_platforms.execution import Execution
 from tenon_platforms.shapes import ShapeKey
 from tenon_sim.device import SimDevice
 from tenon_sim.platform import SimPlatform
-from tenon_sim.trees import tensors_of
 
 pytestmark = pytest.mark.e2e
 LENGTHS = (3, 17, 40, 9, 26)
-
-
-class ReplayedCall:
-    """Runs what was recorded again."""
-
-    def __init__(self, fn: Callable[[Any], Any], inputs: Any, outputs: Any) -> None:
-        self._fn, self._inputs, self._outputs = fn, inputs, outputs
-
-    def replay(self) -> None:
-        found = dict(tensors_of(self._fn(self._inputs)))
-        for path, target in tensors_of(self._outputs):
-            target.copy_(found[path])
-
-    def reset(self) -> None:
-        """Nothing is held."""
-
-
-class CallRecorder:
-    """As a graph recorder, it runs nothing: outputs are buffers of the right shapes."""
-
-    def __init__(self) -> None:
-        self.num_live = 0
-        self.vocab_size = 0
-        self.keys: list[ShapeKey] = []
-
-    def record(self, fn: Callable[[Any], Any], inputs: Any) -> tuple[ReplayedCall, Any]:
-        self.num_live += 1
-        self.keys.append(inputs.key)
-        inputs = replace(inputs)  # a graph holds what it was given, whatever becomes of the call
-        outputs = self._outputs(inputs)
-        return ReplayedCall(fn, inputs, outputs), outputs
-
-    def _outputs(self, inputs: Any) -> Any:
-        key = inputs.key
-        rows, best = key.logits, key.mode.num_logprobs
-        if key.mode.grammar and inputs.logits is None:  # the step's first half
-            return inputs.inputs.token_ids.new_full((rows, self.vocab_size), float("nan"), dtype=torch.float32)
-        logprobs = None
-        if best >= 0:
-            logprobs = Logprobs(
-                chosen=torch.full((rows,), float("nan")),
-                rank=torch.zeros(rows, dtype=torch.int32),
-                top_ids=torch.zeros((rows, best), dtype=torch.int32),
-                top=torch.full((rows, best), float("nan")),
-            )
-        return StepOutputs(tokens=torch.full((rows, 1), -1, dtype=torch.int32), logprobs=logprobs)
-
-    def forget(self, graph: ReplayedCall) -> None:
-        self.num_live -= 1
 
 
 class CapturingSim(SimPlatform):
