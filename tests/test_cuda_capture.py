@@ -111,7 +111,7 @@ def test_what_serving_will_launch_is_compiled_before_anything_is_prepared(
     prompts = typical[:-1]
     assert [tokens for _, tokens in prompts] == [key.tokens for key, _ in prompts]
     assert [key.tokens for key, _ in prompts if not key.static][-3:] == [32, 16, 2]
-    assert [(key.tokens, key.rows) for key, _ in prompts if key.static] == [(1024, 8), (1024, 1), (16, 1)]
+    assert [(key.tokens, key.rows) for key, _ in prompts if key.static] == [(1024, 8), (1024, 1), (16, 1), (16, 8)]
     assert not any(key.is_decode for key, _ in prompts)
     assembled.engine.shutdown()
 
@@ -157,6 +157,16 @@ def test_steps_with_prompts_are_captured_and_change_no_token(tiny: Any, flags: d
     platform = CapturingSim(graph_tokens=0)
     assert tokens(platform) == expected
     assert not captured_prompts(platform)
+
+
+def test_a_key_is_prepared_though_its_rows_cannot_fill_it(tiny: Any) -> None:
+    platform = CapturingSim()
+    assembled = made(tiny, platform, max_model_len=40)
+    warm_up(assembled, assembled.engine.device)
+    assert captured_prompts(platform) == {(128, 1)}
+    expected = drive(assembled.engine, [request(0, prompts_of([30])[0], max_tokens=9)]).of(0)
+    eager = made(tiny, CapturingSim(), max_model_len=40, enforce_eager=True)
+    assert drive(eager.engine, [request(0, prompts_of([30])[0], max_tokens=9)]).of(0) == expected
 
 
 def test_a_grammar_s_rows_are_captured_in_two_halves(tiny: Any) -> None:

@@ -55,7 +55,7 @@ def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     assert [key.tokens for key in eager] == [8192, 1024, 256, 128, 64, 32, 16, 2]
     assert not any(key.is_decode for key in eager)
     captured = [(key.tokens, key.rows) for key in keys if key.static and not key.is_decode]
-    assert captured == [(1024, 64), (1024, 8), (1024, 1), (16, 1)]
+    assert captured == [(1024, 64), (1024, 8), (1024, 1), (16, 1), (16, 8)]
     assert all(policy.key(key) == key for key in keys if key.static)
     assert [key.mode.filters for key in keys if key.is_decode] == [True]
     assert not set(keys) & set(policy.eager_keys())

@@ -66,7 +66,7 @@ class CaptureLattice(LatticeShapes):
             if tokens <= self.limits.max_tokens:
                 yield ShapeKey(tokens=tokens, rows=1, logits=1, max_query=tokens, blocks=0)
         longest = {rows: tokens for tokens, rows in self.prefill}  # the last of equal rows has the most tokens
-        for tokens, rows in dict.fromkeys([*((longest[rows], rows) for rows in reversed(longest)), *self.prefill[:1]]):
+        for tokens, rows in dict.fromkeys([*((longest[rows], rows) for rows in reversed(longest)), *self.prefill[:2]]):
             yield ShapeKey(tokens=tokens, rows=rows, logits=rows, max_query=tokens, blocks=0, static=True)
         rows = self.decode_rows[0]
         yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
