@@ -4,6 +4,8 @@
 
 Greedy tokens must equal Hugging Face's (margin-aware, `tests/equality.py`), with graphs and without, prepared or
 captured while serving, overlapped or not; behaviours (forks, chunks, preemption, sampling) must not change tokens.
+Steps with prompts, alone and among decodes, are captured and replayed: every token must be that of steps padded alike
+and run eagerly.
 Prints a table and exits 1 where a line fails; tracebacks come last.
 """
 
@@ -24,8 +26,10 @@ from checkout import use_checkout
 
 use_checkout(tests=True)
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from cuda_check_device import DEVICE_CHECKS  # noqa: E402
+from cuda_check_prompts import PaddedCUDA  # noqa: E402
 from cuda_check_quantized import KINDS, check_quantized  # noqa: E402
 from driver import build, drive, model_source, prompts_of, request  # noqa: E402
 from equality import assert_greedy_equal, hf_reference  # noqa: E402
@@ -78,9 +82,9 @@ class Checked:
         self.prompts = prompts_of(LENGTHS)
         self.first: list[list[int]] | None = None  # tokens of the first variant that was right
 
-    def engine(self, **flags: Any) -> Any:
+    def engine(self, *, platform: type[CUDAPlatform] = CUDAPlatform, **flags: Any) -> Any:
         source = model_source(self.tiny.path, self.tiny.config)
-        return build(source, CUDAPlatform(self.options), kv_cache_memory=1 << 26, **flags)
+        return build(source, platform(self.options), kv_cache_memory=1 << 26, **flags)
 
     def tokens(self, assembled: Any, *, prepared: bool = False, **params: Any) -> list[list[int]]:
         """Tokens of every prompt; the engine is shut down after."""
@@ -111,13 +115,44 @@ class Checked:
         return f"{ties} near ties; {text}"
 
     def sampled(self, params: dict[str, Any]) -> str:
-        """The same samples with graphs and without: rows and kernels are the same, so are the bits."""
+        """The same samples with graphs and without: rows, padding and kernels are the same, so are the bits."""
         with_graphs = self.tokens(self.engine(), **params)
-        without = self.tokens(self.engine(enforce_eager=True), **params)
+        without = self.tokens(self.engine(platform=PaddedCUDA), **params)
         different = sum(a != b for a, b in zip(with_graphs, without, strict=True))
         assert not different, f"{different} of {len(without)} samples differ"
         assert len({tuple(tokens) for tokens in with_graphs}) > len(self.prompts) // 2, "the samples are all alike"
         return f"{len(without)} samples"
+
+    def arriving(self, flags: dict[str, Any]) -> str:
+        """Requests that come while others decode, three times: recorded, replayed, and with their prompts cached."""
+        found, keys = self._arriving(self.engine(**flags))
+        expected, _ = self._arriving(self.engine(platform=PaddedCUDA, **flags))
+        different = [(a != b).sum() for a, b in zip(found, expected, strict=True)]
+        assert not sum(different), f"{different} tokens differ from those of the same steps run eagerly"
+        for i, prompt in enumerate(self.prompts):
+            assert_greedy_equal(found[0][i].tolist(), self.reference, prompt, label=f"{self.name}, prompt {i}")
+        defaults = {"graphs": True, "kernels": "auto", "attention": "auto"}
+        others = [key for key, value in self.options.items() if value != defaults.get(key)]
+        assert keys or others, "no step with prompts was captured"
+        return f"{keys} keys with prompts captured"
+
+    def _arriving(self, assembled: Any) -> tuple[list[Any], int]:
+        """Tokens [requests, NEW_TOKENS] of each time, and how many keys with prompts were captured."""
+        engine, found = assembled.engine, []
+        try:
+            for salt in ("one", "other", "other"):
+                asked = [request(i, p, max_tokens=NEW_TOKENS, salt=salt) for i, p in enumerate(self.prompts)]
+
+                def arrive(step: int, outcome: Any, asked: list[Any] = asked) -> None:
+                    if step % 3 == 2 and step // 3 + 1 < len(asked):
+                        engine.submit(asked[step // 3 + 1])
+
+                outcome = drive(engine, asked[:1], on_step=arrive)
+                found.append(np.array([outcome.of(i) for i in range(len(asked))]))
+            captured = getattr(assembled.runner.step, "_captured", {})
+            return found, sum(not key.is_decode for key in captured)
+        finally:
+            engine.shutdown()
 
     def forked(self) -> str:
         """Two greedy samples of one request share its blocks, copy the last one, and agree."""
@@ -148,8 +183,10 @@ def check_model(table: Table, name: str, folder: Path, options: dict[str, Any], 
     print(f"     {name}: made in {time.perf_counter() - start:.1f} s", flush=True)
     for what, (flags, prepared) in VARIANTS.items():
         table.line(name, what, lambda flags=flags, prepared=prepared: checked.greedy(flags, prepared=prepared))
+    table.line(name, "prompts, captured", lambda: checked.arriving({}))
     if not behaviour:
         return
+    table.line(name, "chunks, captured", lambda: checked.arriving({"max_num_batched_tokens": 48}))
     table.line(name, "chunks of 48", lambda: checked.greedy({"max_num_batched_tokens": 48}))
     table.line(name, "few blocks", checked.preempted)
     table.line(name, "large blocks", checked.large_blocks)

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from cuda_check_prompts import captured_attention
 
 from tenon_cuda.capabilities import Arch
 from tenon_cuda.collectives import NCCLCollectives
@@ -340,5 +341,6 @@ DEVICE_CHECKS: dict[str, Callable[[Any], str]] = {
     "gated tokens": gated_tokens,
     "gated tokens fp8": partial(gated_tokens, quantized=True),
     "quantized rows": quantized_rows,
+    "captured prompts": captured_attention,
     "collectives": collectives,
 }

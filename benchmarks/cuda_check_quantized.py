@@ -1,8 +1,8 @@
 """Quantized checkpoints on the GPU: a tiny one of every kind of FP8, and one of integers, through whole engines.
 
 Products are the conformance kit's to check against float64 (L2). Here a checkpoint loads, no linear is left to the
-reference, captured steps give the tokens of eager ones, and most tokens are those of what the file means: activations
-in FP8 move some of them, how many depends on the model.
+reference, captured steps give the tokens of eager ones padded alike, and most tokens are those of what the file
+means: activations in FP8 move some of them, how many depends on the model.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cuda_check_prompts import PaddedCUDA
 from driver import drive, prompts_of, request
 from quantized_files import FORMATS, write
 from quantized_reference import calibrated, load_plain, num_differing
@@ -43,23 +44,21 @@ def check_quantized(kind: str, folder: Path, options: dict[str, Any]) -> str:
 
     tiny = make_tiny(MODEL, folder / f"for-{kind}")
     written = write(tiny.path, folder / kind, FORMATS[kind], calibrated(tiny.model, PROMPTS[2]))
-    captured, served = _tokens(written.path, options, enforce_eager=False)
-    eager, _ = _tokens(written.path, options, enforce_eager=True)
-    assert captured == eager, "captured steps give other tokens than eager ones"
+    captured, served = _tokens(written.path, CUDAPlatform(options))
+    eager, _ = _tokens(written.path, PaddedCUDA(options))
+    assert captured == eager, "captured steps give other tokens than the same steps run eagerly"
     assert served == {KINDS[kind]} or options.get("kernels") == "torch", f"linears are served as {served}"
     moved = num_differing(captured, PROMPTS, load_plain(written.meant)) / (len(PROMPTS) * NEW_TOKENS)
     assert moved <= MOST_MOVED[KINDS[kind]], f"{moved:.0%} of the tokens are others than the file means"
     return f"{', '.join(sorted(served))}; {moved:.0%} of the tokens moved"
 
 
-def _tokens(path: Path, options: dict[str, Any], *, enforce_eager: bool) -> tuple[list[list[int]], set[str]]:
+def _tokens(path: Path, platform: CUDAPlatform) -> tuple[list[list[int]], set[str]]:
     """Greedy tokens in bfloat16, and how the layers' linears are served."""
-    config = EngineConfig.from_flat(
-        model=str(path), max_num_seqs=8, max_model_len=512, enforce_eager=enforce_eager, kv_cache_memory=1 << 26
-    )
+    config = EngineConfig.from_flat(model=str(path), max_num_seqs=8, max_model_len=512, kv_cache_memory=1 << 26)
     assembled = load(
         config,
-        Sockets.open(CUDAPlatform(options)),
+        Sockets.open(platform),
         open_model(config),
         dtype=DType.BFLOAT16,
         kv_dtype=DType.BFLOAT16,

@@ -32,14 +32,14 @@ def lines(dtype: str, height: int) -> str:
     return f"tensordesc<{dtype}[{height},{LINE // BYTES[dtype]}],{layout!r}>"
 
 
-def prompts(dtype: str, group: int, *, causal: bool) -> Entry:
+def prompts(dtype: str, group: int, *, causal: bool, apart: bool = False) -> Entry:
     """What is launched for a model of such heads."""
     tensor, i32 = f"*{dtype}", "*i32"
     arguments = {
         "output": tensor, "query": tensor, "pages": lines(dtype, 64), "block_table": i32,
         "rows": i32, "query_starts": i32, "seq_lens": i32, "first_row": "i32", "num_rows": "i32", "table_stride": "i32",
         "query_token_stride": "i32", "query_head_stride": "i32", "output_token_stride": "i32", "factor": "fp32",
-        "NUM_KV_HEADS": 8, "GROUP": group, "CAUSAL": causal,
+        "NUM_KV_HEADS": 8, "GROUP": group, "CAUSAL": causal, "APART": apart,
     }  # fmt: skip
     return Entry(kernel=warpgroup_prefill_kernel, arguments=arguments, registers=REGISTERS)
 
@@ -68,6 +68,7 @@ def main() -> None:
     """A line a kernel; raises where one does not compile."""
     entries = {
         "bf16": prompts("bf16", 4, causal=True), "fp16": prompts("fp16", 1, causal=False),
+        "apart": prompts("bf16", 4, causal=True, apart=True),
         "gated": gated("bf16", None, 8), "gated8": gated("fp8e4nv", "*fp32", 16),
         "few": few("bf16", None, 8, 9), "few8": few("fp8e4nv", "*fp32", 8, 11),
         "few8_16": few("fp8e4nv", "*fp32", 16, 9),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenon_cuda import compiling
-from tenon_cuda.execution import LARGE_MEMORY, PROMPT_TOKENS, CUDAExecution, decode_rows
+from tenon_cuda.execution import LARGE_MEMORY, TYPICAL_TOKENS, CUDAExecution, decode_rows, prompt_sizes
 from tenon_cuda.graphs import CaptureExecutable
 from tenon_cuda.options import CUDAOptions
 from tenon_platforms.capabilities import Capabilities
@@ -30,10 +31,10 @@ def key_of(rows: int = 4, *, static: bool = True, mode: SamplingMode | None = No
     )
 
 
-def policy_of(max_rows: int = 64, *, memory: int = 0, **settings: Any) -> Any:
+def policy_of(max_rows: int = 64, *, memory: int = 0, head: str = "language_model", **settings: Any) -> Any:
     limits = EngineLimits(max_rows=max_rows, max_model_len=4096, enforce_eager=settings.pop("enforce_eager", False))
     execution = CUDAExecution(Device(), CUDAOptions(**settings), memory=memory, recorder=object())  # type: ignore[arg-type]
-    model: Any = None
+    model: Any = SimpleNamespace(head=SimpleNamespace(kind=head))
     return execution.shape_policy(model, limits, Capabilities()), execution
 
 
@@ -50,9 +51,12 @@ def test_row_counts_ascend_to_the_most_and_pad_little(most: int) -> None:
 def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     policy, _ = policy_of(64, memory=LARGE_MEMORY)
     keys = list(policy.typical_keys())
-    prompts = [key.tokens for key in keys if not key.is_decode]
-    assert prompts == [8192, 1024, 256, 128, 64, 32]
-    assert all(policy.key(key) == key for key in keys)
+    eager = [key for key in keys if not key.static]
+    assert [key.tokens for key in eager] == [8192, 1024, 256, 128, 64, 32, 16, 2]
+    assert not any(key.is_decode for key in eager)
+    captured = [(key.tokens, key.rows) for key in keys if key.static and not key.is_decode]
+    assert captured == [(1024, 64), (1024, 8), (1024, 1), (16, 1), (16, 8)]
+    assert all(policy.key(key) == key for key in keys if key.static)
     assert [key.mode.filters for key in keys if key.is_decode] == [True]
     assert not set(keys) & set(policy.eager_keys())
 
@@ -91,7 +95,7 @@ def test_prompts_are_compiled_for_every_way_of_the_tables() -> None:
     from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH
 
     ends = {rule.max_tokens for table in (BANDWIDTH, FLOAT8_BANDWIDTH) for rule in table.rules}
-    assert {end for end in ends if end > 16} <= set(PROMPT_TOKENS)
+    assert {end for end in ends if end >= 16} <= set(TYPICAL_TOKENS)
 
 
 def test_row_counts_are_those_of_the_docstring() -> None:
@@ -113,20 +117,64 @@ def test_every_decode_step_has_a_static_key_that_holds_it(max_rows: int, share: 
 
 def test_powers_of_two_and_the_most_are_captured_at_the_start() -> None:
     policy, _ = policy_of(40)
-    assert {key.rows for key in policy.eager_keys()} == {1, 2, 4, 8, 16, 32, 40}
-    assert {key.rows for key in policy.lazy_keys()} == {24}
+    assert {key.rows for key in policy.eager_keys() if key.is_decode} == {1, 2, 4, 8, 16, 32, 40}
+    assert {key.rows for key in policy.lazy_keys() if key.is_decode} == {24}
 
 
-def test_prefills_are_not_padded() -> None:
+def test_one_prompt_is_captured_at_the_start() -> None:
+    def first(**settings: Any) -> set[tuple[int, int]]:
+        return {(key.tokens, key.rows) for key in policy_of(40, **settings)[0].eager_keys() if not key.is_decode}
+
+    assert (first(), first(graph_tokens=48), first(graph_tokens=0)) == ({(128, 1)}, {(48, 1)}, set())
+
+
+def prompts_need(tokens: int, rows: int = 1, **fields: Any) -> ShapeKey:
+    return ShapeKey(**{"tokens": tokens, "rows": rows, "logits": rows, "max_query": tokens, "blocks": 20, **fields})
+
+
+@given(max_rows=st.integers(1, 1100), most=st.integers(2, 3000), share=st.floats(0, 1), tokens=st.integers(1, 3000))
+def test_every_small_step_with_prompts_has_a_static_key_that_holds_it(
+    max_rows: int, most: int, share: float, tokens: int
+) -> None:
+    policy, _ = policy_of(max_rows, graph_tokens=most)
+    rows = 1 + int(share * (min(max_rows, tokens) - 1))
+    key = policy.key(prompts_need(tokens, rows, max_query=max(tokens - rows + 1, 2)))
+    if tokens > min(most, policy.limits.max_tokens):
+        assert not key.static
+        return
+    assert key.static and not key.is_decode
+    assert key.tokens >= tokens and key.rows >= rows and key.logits == key.rows
+    assert key.tokens <= policy.limits.max_tokens and key.rows <= max_rows, "core has room for no more"
+    assert key.tokens < max(2 * tokens, 17)
+    assert key in [*policy.eager_keys(), *policy.lazy_keys()]
+
+
+def test_sizes_of_steps_with_prompts_are_few() -> None:
+    assert prompt_sizes(40, 20) == ((16, 1), (16, 8), (16, 20), (32, 1), (32, 8), (32, 20), (40, 1), (40, 8), (40, 20))
+    assert prompt_sizes(0, 8) == prompt_sizes(1, 8) == ()
+    assert len(prompt_sizes(1024, 1024)) == 37
+    assert [tokens for tokens, rows in prompt_sizes(1024, 1)] == [16, 32, 64, 128, 256, 384, 512, 768, 1024]
+
+
+def test_what_the_host_must_see_and_what_is_rare_is_not_padded() -> None:
     policy, _ = policy_of()
-    need = ShapeKey(tokens=300, rows=3, logits=3, max_query=298, blocks=20)
-    assert policy.key(need) is need
+    assert policy.key(prompts_need(300, 3)).static
+    for need in (
+        prompts_need(1025),
+        prompts_need(300, logits=300),  # log-probabilities of the prompt
+        prompts_need(300, logits=4),  # samples born at its end
+        prompts_need(300, mode=SamplingMode(grammar=True)),
+        prompts_need(300, mode=SamplingMode(noise=True, num_logprobs=0)),
+    ):
+        assert policy.key(need) is need
     assert not policy.strict
+    for settings in ({"graph_tokens": 0}, {"head": "pool"}, {"head": "classify"}):
+        assert not policy_of(**settings)[0].key(prompts_need(30)).static  # type: ignore[arg-type]
 
 
 def test_eager_keys_come_largest_first() -> None:
     policy, _ = policy_of(24)
-    rows = [key.rows for key in policy.eager_keys()]
+    rows = [key.rows for key in policy.eager_keys() if key.is_decode]
     assert rows == sorted(rows, reverse=True)
     assert {key.mode for key in policy.eager_keys()} == {SamplingMode(), SamplingMode(noise=True)}
 
@@ -179,6 +227,16 @@ def test_a_key_that_comes_by_surprise_runs_once_for_real(recorder: Any) -> None:
     assert recorder.log == ["record"]  # recorded after the real step, and not replayed
     assert executable.run(key_of(), "second") == "first 2"
     assert recorder.log == ["record", "replay"]
+
+
+def test_a_tensor_of_a_first_step_lies_where_replays_leave_theirs(recorder: Any) -> None:
+    """Who is recorded with it as input must read, at a replay, what the replay before filled."""
+    executable = CaptureExecutable(lambda inputs: inputs * 2, name="forward", recorder=recorder)
+    first = executable.run(key_of(), torch.ones(3))
+    assert first.tolist() == [2, 2, 2]
+    assert executable.run(key_of(), torch.ones(3)) is first
+    recorder.error = torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+    assert executable.run(key_of(8), torch.ones(8)).shape == (8,)
 
 
 def test_a_steady_key_is_found_by_identity(recorder: Any) -> None:

@@ -19,6 +19,7 @@ from tenon_cuda.ops.prompt_table import FLASH_ATTENTION, FLASHINFER, RULES, Prom
 from tenon_cuda.ops.triton_offers import register
 from tenon_cuda.ops.warpgroups import WarpgroupPrompts
 from tenon_cuda.options import LIBRARIES, CUDAOptions
+from tenon_platforms.attention import GraphSupport
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
@@ -90,6 +91,24 @@ def test_a_rule_or_a_name_brings_a_library_in(versions: dict[str, str]) -> None:
     assert name == "triton.paged" and "flashinfer-python is not installed" in why
 
 
+def test_prompts_are_captured_but_where_a_library_is_named(versions: dict[str, str]) -> None:
+    """It plans on the host. Where a rule brought it in, captured steps are our kernels', whatever the rule says."""
+
+    def support(libraries: PromptLibraries) -> GraphSupport:
+        kernel: Any = chosen(libraries).choices[0].kernel
+        return kernel.backend.graph_support  # type: ignore[no-any-return]
+
+    assert support(asked()) is support(asked("triton")) is GraphSupport.ALWAYS
+    assert support(asked("auto", SHORT, LONG)) is GraphSupport.ALWAYS
+    assert support(asked(FLASHINFER)) is support(asked(FLASH_ATTENTION)) is GraphSupport.SINGLE_TOKEN_DECODE
+    case = make_case(spec_of(), [(1, 9), (30, 30)], 16)
+    log: list[str] = []
+    libraries: Any = {FLASHINFER: Recorder(FLASHINFER, log)}
+    prompts = ChosenPrompts(libraries=libraries, rules=(SHORT,), forced=None, own=Recorder("own", log))
+    prompts.plan(make_batch(case, case.tables, pad_tokens=1, static=True), 0, case.spec)
+    assert log == ["own"]
+
+
 def test_sinks_and_invariance_are_refused_with_a_reason(versions: dict[str, str]) -> None:
     name, why = name_and_reasons(chosen(asked(FLASHINFER), replace(LLAMA, sinks=True)))
     assert name == "triton.paged" and "attention.sinks" in why
@@ -131,6 +150,7 @@ class Recorder:
     is_taker: bool = True
     plans: bool = True
     needs_exact_host_lengths: bool = False
+    graph_support: GraphSupport = GraphSupport.ALWAYS
     workspace_bytes: int = 1
     warmed: list[int] = field(default_factory=list)
 

@@ -69,6 +69,7 @@ def test_it_compiles_without_spills() -> None:
     products = {
         "bf16": "m64n128k16,m64n64k16",
         "fp16": "m64n128k16,m64n64k16",
+        "apart": "m64n128k16,m64n64k16",
         "gated": "m64n256k16",
         "gated8": "m64n256k32",
         "few": "m64n16k16,m64n8k16",

@@ -366,11 +366,15 @@ def _need(delta: StepDelta, host: HostBatch) -> ShapeKey:
 
 
 def _dummy_delta(key: ShapeKey, dummy_row: int, longest: int) -> StepDelta:
-    """A step of only dummy rows that fills `key`: a decode of all rows, or as few prefills as hold all tokens."""
+    """A step of only dummy rows that fills `key`: a decode of all rows, or as few prefills as hold all tokens.
+
+    Where its rows cannot hold them all, the rest is padding.
+    """
     decode = key.is_decode
-    count = key.rows if decode else -(-key.tokens // longest)
-    sizes = np.full(count, key.tokens // count, dtype=np.int32)
-    sizes[: key.tokens % count] += 1
+    count = key.rows if decode else min(-(-key.tokens // longest), key.rows)
+    tokens = min(key.tokens, count * longest)
+    sizes = np.full(count, tokens // count, dtype=np.int32)
+    sizes[: tokens % count] += 1
     return StepDelta(
         step=-1,
         rows=np.full(count, dummy_row, dtype=np.int32),
@@ -379,5 +383,5 @@ def _dummy_delta(key: ShapeKey, dummy_row: int, longest: int) -> StepDelta:
         num_decodes=count if decode else 0,
         max_blocks=1,
         mode=key.mode,
-        token_ids=np.zeros(0 if decode else key.tokens, dtype=np.int32),
+        token_ids=np.zeros(0 if decode else tokens, dtype=np.int32),
     )

@@ -1,12 +1,16 @@
-"""The execution socket of the CUDA platform: decode steps are captured graphs, prefills run eagerly.
+"""The execution socket of the CUDA platform: decodes and small steps with prompts are captured, others run eagerly.
 
-    rows   1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...     a captured size each
-    mode   greedy and plain sampling; any other when a batch first needs it
+    decodes   rows     1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...   a captured size each
+    prompts   tokens   16 32 64 128 256 384 512 768 1024      those of decodes in the same step included
+              rows     1 8 64 256 max_rows                    1: one prompt and nothing else
+    mode      greedy and plain sampling; any other when a batch first needs it
 
-At the start what decodes, prompts and filtered sampling launch is compiled, many kernels at a time; the powers of two
-and the largest size are recorded, the others when a step first needs them: a recording takes some hundredths of a
-second, and all of them would be most of a start. A row of padding reads one block and costs next to nothing. A step of
-a captured key is one packed copy and one replay: forward, sampling and the rows' update lie in one graph.
+At the start what decodes, prompts and filtered sampling launch is compiled, many kernels at a time; the powers of two,
+the largest size and one prompt are recorded, the others when a step first needs them: a recording takes some hundredths
+of a second, and all of them would be most of a start. A row of padding reads one block and costs next to nothing; a
+token of padding is computed, which a step this small has time for: the host launches it in tens of milliseconds and the
+device is done in a few. A step of a captured key is one packed copy and one replay: forward, sampling and the rows'
+update lie in one graph.
 """
 
 from __future__ import annotations
@@ -29,13 +33,26 @@ if TYPE_CHECKING:
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 8192
 LARGE_MEMORY = 64 << 30  # bytes of a card that has the speed for the larger budget
 FIRST_ROWS = (1, 2, 4)
-PROMPT_TOKENS = (1024, 256, 128, 64, 32)
+TYPICAL_TOKENS = (1024, 256, 128, 64, 32, 16, 2)  # where linears, experts or an attention take another way
+PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768)
+COARSE_TOKENS = 256  # from one size to the next beyond those
+PROMPT_ROWS = (1, 8, 64, 256)
+FIRST_PROMPT = 128  # tokens of the one that is recorded at the start
 FILTERED = SamplingMode(noise=True, filters=True)
 ROW_STEPS = ((64, 8), (128, 16), (512, 32), (1024, 64), (1 << 30, 128))  # (up to, step)
 
 
 class CaptureLattice(LatticeShapes):
-    """A lattice whose powers of two and largest size are captured at the start, the rest lazily."""
+    """A lattice whose powers of two and largest size are captured at the start, of prompts one, the rest lazily."""
+
+    def key(self, need: ShapeKey) -> ShapeKey:
+        """Prompts are captured with a logit a row at most, and where neither a grammar nor log-probabilities are asked
+        for: in the former the host stands between forward and sampling, and all of them are more keys than are kept.
+        """
+        mode = need.mode
+        if not need.is_decode and (need.logits > need.rows or mode.grammar or mode.num_logprobs >= 0):
+            return need
+        return LatticeShapes.key(self, need)
 
     def eager_keys(self) -> Iterator[ShapeKey]:
         return (key for key in LatticeShapes.eager_keys(self) if self._is_first(key))
@@ -44,14 +61,19 @@ class CaptureLattice(LatticeShapes):
         return (key for key in LatticeShapes.eager_keys(self) if not self._is_first(key))
 
     def typical_keys(self) -> Iterator[ShapeKey]:
-        """Prompts of the sizes at which a linear or an attention takes another way, and filtered sampling."""
-        for tokens in dict.fromkeys((self.limits.max_tokens, *PROMPT_TOKENS)):
+        """Prompts of the sizes at which some kernel takes another way, eager and captured, and filtered sampling."""
+        for tokens in dict.fromkeys((self.limits.max_tokens, *TYPICAL_TOKENS)):
             if tokens <= self.limits.max_tokens:
                 yield ShapeKey(tokens=tokens, rows=1, logits=1, max_query=tokens, blocks=0)
+        longest = {rows: tokens for tokens, rows in self.prefill}  # the last of equal rows has the most tokens
+        for tokens, rows in dict.fromkeys([*((longest[rows], rows) for rows in reversed(longest)), *self.prefill[:2]]):
+            yield ShapeKey(tokens=tokens, rows=rows, logits=rows, max_query=tokens, blocks=0, static=True)
         rows = self.decode_rows[0]
         yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
 
     def _is_first(self, key: ShapeKey) -> bool:
+        if not key.is_decode:
+            return (key.tokens, key.rows) == (min(FIRST_PROMPT, self.prefill[-1][0]), 1)
         return key.rows & (key.rows - 1) == 0 or key.rows == self.decode_rows[-1]
 
 
@@ -81,7 +103,9 @@ class CUDAExecution(Execution):
         if not self._captures:
             return DynamicShapes(limits=schedule)
         rows = min(limits.max_rows, self._settings.graph_rows or limits.max_rows)
-        return CaptureLattice(limits=schedule, decode_rows=decode_rows(rows))
+        is_pooling = model.head.kind != "language_model"  # its logits are vectors of tokens, as many as are asked for
+        tokens = 0 if is_pooling else min(self._settings.graph_tokens, most)
+        return CaptureLattice(limits=schedule, decode_rows=decode_rows(rows), prefill=prompt_sizes(tokens, rows))
 
     def executable(self, fn: Callable[[Any], Any], *, name: str) -> Executable:
         if not self._captures:
@@ -101,3 +125,14 @@ def decode_rows(most: int) -> tuple[int, ...]:
         if size >= most - 1:
             break
     return (*sizes, most)
+
+
+def prompt_sizes(most_tokens: int, most_rows: int) -> tuple[tuple[int, int], ...]:
+    """(tokens, rows) of captured steps with prompts, ascending; `most_tokens` is the last; below 2 there are none."""
+    if most_tokens < 2:  # one token a row is a decode's key
+        return ()
+    sizes = [*PROMPT_TOKENS, *range(PROMPT_TOKENS[-1] + COARSE_TOKENS, most_tokens, COARSE_TOKENS)]
+    tokens = [*(size for size in sizes if size < most_tokens), most_tokens]
+    rows = [*(count for count in PROMPT_ROWS if count < most_rows), most_rows]
+    fewer = dict(zip(rows, [0, *rows], strict=False))  # the next smaller count, which is enough for so many tokens
+    return tuple((size, count) for size in tokens for count in rows if fewer[count] < size)

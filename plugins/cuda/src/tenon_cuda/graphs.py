@@ -5,7 +5,8 @@ and its outputs are always the same buffers; the runner copies them out before i
 one memory pool, which is safe because they run one after the other on one stream.
 
 A key that was not prepared runs eagerly the first time, which is a real step, and is recorded right after: recording
-launches nothing. Where recording fails, the key goes on running eagerly and a warning says why.
+launches nothing. A tensor that comes of it (*forward*'s logits, which *sample* is then recorded with) is given from the
+graph's own buffer already. Where recording fails, the key goes on running eagerly and a warning says why.
 """
 
 from __future__ import annotations
@@ -156,6 +157,9 @@ class CaptureExecutable(Executable):
             outputs = self._fn(inputs)
             if key.static and key not in self._refused:
                 self._record(key, inputs)
+                found = self._captured.get(key)
+            if found is not None and isinstance(outputs, torch.Tensor):
+                outputs = found[1].copy_(outputs)
             return outputs
         graph, outputs = found
         self._last = (key, graph.replay, outputs)

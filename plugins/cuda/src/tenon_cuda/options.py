@@ -18,6 +18,7 @@ class CUDAOptions:
 
     graphs: bool = True
     graph_rows: int = 0
+    graph_tokens: int = 1024
     step_tokens: int = 0
     quantize: str = "none"
     kv_block_size: int = 0
@@ -32,7 +33,7 @@ class CUDAOptions:
             if name not in known:
                 raise ConfigError(f"platform cuda has no option {name!r}: known are {', '.join(sorted(known))}")
         made = cls(**options)
-        for name in ("graph_rows", "step_tokens", "kv_block_size"):
+        for name in ("graph_rows", "graph_tokens", "step_tokens", "kv_block_size"):
             if getattr(made, name) < 0:
                 raise ConfigError(
                     f"--platform-opt cuda.{name}={getattr(made, name)}: must be 0 or more",

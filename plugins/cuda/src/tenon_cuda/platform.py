@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class CUDAPlatform(Platform):
-    """Options: graphs, graph_rows, step_tokens, quantize, kv_block_size, kernels, attention (see platform.toml)."""
+    """Options, see platform.toml: graphs, graph_rows, graph_tokens, step_tokens, quantize, kv_block_size, kernels,
+    attention.
+    """
 
     name: ClassVar[str] = "cuda"
     contract: ClassVar[str] = ">=0.1,<0.2"

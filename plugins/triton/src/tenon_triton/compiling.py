@@ -81,13 +81,13 @@ def compile_steps(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, An
 
 
 def _rehearse(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]], threads: int) -> None:
-    is_known: dict[tuple[bool, Any], bool] = {}  # kind -> whether a cache had all of its first step's kernels
+    is_known: dict[tuple[Any, ...], bool] = {}  # kind -> whether a cache had all of its first step's kernels
     pool = ThreadPoolExecutor(threads, "tenon-compile")
     asked = _Asked(pool=pool)
     try:
         active_mode.set(asked)
         for key, inputs in steps:
-            kind = key.is_decode, key.mode
+            kind = key.is_decode, key.rows > 1 and not key.is_decode, key.static, key.mode  # beside a prompt: decodes?
             if is_known.get(kind):
                 continue
             before = count()

@@ -55,11 +55,11 @@ def entries(
     window, cap, sinks = options.get("window", 0), options.get("cap", False), options.get("sinks", False)
     q, cache, i32 = f"*{dtype}", f"*{kv}", "*i32"
     common = {
-        "output": q, "query": q, "cache": cache, "block_table": i32, "rows": i32, "seq_lens": i32,
+        "output": q, "query": q, "cache": cache, "block_table": i32, "rows": i32, "query_starts": i32, "seq_lens": i32,
         "sinks": "*bf16" if sinks else None, "table_stride": "i32", "block_stride": "i32", "query_token_stride": "i32",
         "query_head_stride": "i32", "output_token_stride": "i32", "scale": "fp32", "cap": "fp32", "NUM_KV_HEADS": 8,
         "GROUP": group, "DIM": dim, "DIM_PAD": next_power(dim), "PAGE": page, "WINDOW": window, "SOFT_CAP": cap,
-        "SINKS": sinks,
+        "SINKS": sinks, "APART": False,
     }  # fmt: skip
     joined = {"max_parts": "i32", "parts_mixed": "*fp32", "parts_log": "*fp32"}
     assert configs.few is not None
@@ -76,27 +76,21 @@ def entries(
             "FETCHES": decode.fetches, "STRANDS": decode.strands, "JOIN": decode.join, "TAIL": decode.tail,
             "MIN_TILES": -(-decode.min_tokens // decode.tile),
         }  # fmt: skip
-        yield (
-            f"{label} {name}",
-            Entry(kernel=decode_kernel, arguments=arguments, warps=decode.warps, stages=decode.stages),
-        )
+        yield from both(f"{label} {name}", decode_kernel, arguments, decode.warps, decode.stages)
     for label, config in (("short", configs.short), ("long", configs.long)):
         arguments = {
-            **common, "query_starts": i32, "first_row": "i32", "num_rows": "i32", "TILE": config.tile,
+            **common, "first_row": "i32", "num_rows": "i32", "TILE": config.tile,
             "BLOCK_ROWS": config.block_rows, "CAUSAL": options.get("causal", True),
         }  # fmt: skip
-        yield (
-            f"{label} {name}",
-            Entry(kernel=prefill_kernel, arguments=arguments, warps=config.warps, stages=config.stages),
-        )
+        yield from both(f"{label} {name}", prefill_kernel, arguments, config.warps, config.stages)
     if name == "llama":
-        keys = ("output", "seq_lens", "output_token_stride", "DIM", "DIM_PAD", "WINDOW")
+        keys = ("output", "query_starts", "seq_lens", "output_token_stride", "DIM", "DIM_PAD", "WINDOW", "APART")
         arguments = {
             **{key: common[key] for key in keys}, **joined, "NUM_HEADS": 8 * group, "TILE": configs.decode.tile,
             "MIN_TILES": -(-configs.decode.min_tokens // configs.decode.tile),
             "CHUNK": JOIN_ELEMENTS // next_power(dim),
         }  # fmt: skip
-        yield "join llama", Entry(kernel=join_kernel, arguments=arguments, stages=1)
+        yield from both("join llama", join_kernel, arguments, 4, 1)
         yield (
             "copy",
             Entry(
@@ -119,6 +113,16 @@ def entries(
             "PAGE": page, "WIDTH": next_power(8 * dim), "CLAMP": 448.0 if kv == "fp8e4nv" else 0.0,
         },
     )  # fmt: skip
+
+
+def both(name: str, kernel: Any, arguments: dict[str, Any], warps: int, stages: int) -> Iterator[tuple[str, Entry]]:
+    """A kernel, and for one model's shape as it is in captured steps with prompts too."""
+    yield name, Entry(kernel=kernel, arguments=arguments, warps=warps, stages=stages)
+    if name.endswith(" llama"):
+        yield (
+            f"{name} apart",
+            Entry(kernel=kernel, arguments={**arguments, "APART": True}, warps=warps, stages=stages),
+        )
 
 
 def all_entries(target: str) -> dict[str, Entry]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_cases import SMALL, attend, backend_of, check, fill, make_batch, make_case, reference_of, spec_of
+from attention_cases import SMALL, attend, backend_of, check, fill, make_batch, make_case, reference_of, spec_of, truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,6 +174,46 @@ def test_a_plan_serves_other_lengths_after_update() -> None:
     assert not backend._workspace.arrivals.any(), "the joiner leaves the counters as it found them"
 
 
+CAPTURED = {  # steps of at most 48 tokens in 7 rows, which one captured launch serves
+    "no decode": [(20, 51), (28, 28)],
+    "decodes of one part and of several": [(1, 40), (1, 3), (1, 131), (5, 5), (20, 80)],
+    "prompts of one token, first and among others": [(1, 1), (1, 70), (9, 20), (1, 33), (11, 30)],
+    "every row and every token": [(1, 17), (1, 90), (1, 16), (3, 3), (1, 1), (40, 64), (1, 12)],
+    "almost nothing": [(2, 2)],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "block_rows", "join"),
+    [("plain", 32, True), ("all", 16, False), pytest.param("all", 32, True, marks=FULL)],
+)
+def test_a_captured_step_with_prompts_serves_any_of_its_key(fields: str, block_rows: int, join: bool) -> None:
+    """Planned with the first and updated to the others, as replays are: all else that a plan holds is of the key."""
+    configs = replace(
+        SMALL,
+        decode=replace(SMALL.decode, join=join, programs_per_unit=14),
+        long=replace(SMALL.long, block_rows=block_rows),
+    )
+    backend = backend_of(spec_of(**FIELDS[fields]), configs=configs)
+    plan = None
+    for what, rows in CAPTURED.items():
+        case = make_case(backend.spec, rows, 16)
+        cache, tables = fill(case, backend, torch.float32)
+        tokens = sum(count for count, _ in rows)
+        batch = make_batch(case, tables, pad_rows=7 - len(rows), pad_tokens=48 - tokens, static=True)
+        batch.host.query_lens[:] = batch.host.seq_lens[:] = batch.host.num_decodes = 0
+        plan = backend.plan(batch) if plan is None else backend.update(plan, batch)
+        assert plan.parts > 1
+        query = torch.cat((case.query, torch.full((48 - tokens, *case.query.shape[1:]), 0.5)))
+        found = backend.run(GQAInputs(query=query, cache=cache, sinks=case.sinks), plan)
+        assert found.isfinite().all(), "padding must be finite"
+        wanted = truth(case, torch.float32, torch.float32)
+        torch.testing.assert_close(
+            found[:tokens].double(), wanted, atol=2e-5, rtol=1e-4, msg=lambda m, w=what: f"{w}: {m}"
+        )
+        assert not backend._workspace.arrivals.any(), "the joiner leaves the counters as it found them"
+
+
 def test_batch_invariant_rows_are_the_same_in_any_batch() -> None:
     """A row alone, in a batch, and with its prompt cut elsewhere: the same order of sums.
 
@@ -203,5 +243,12 @@ def test_the_step_plans_on_the_host_only_what_launches_there_are() -> None:
     eager = backend.plan(make_batch(case, case.tables))
     assert (eager.num_decodes, eager.num_rows, eager.has_holes) == (2, 6, False)
     captured = backend.plan(make_batch(case, case.tables, pad_rows=2, pad_tokens=3, static=True))
-    assert (captured.num_decodes, captured.num_rows, captured.has_holes) == (0, 8, True)
+    assert (captured.num_decodes, captured.num_rows, captured.has_holes) == (8, 8, True)
+    assert captured.context.decodes_apart and not eager.context.decodes_apart
     assert np.array_equal(captured.context.seq_lens[-2:], [1, 1])
+    invariant = backend_of(case.spec, batch_invariant=True)
+    planned = invariant.plan(make_batch(case, case.tables, pad_rows=2, pad_tokens=3, static=True))
+    assert (planned.num_decodes, planned.context.decodes_apart) == (0, False)
+    alone = make_case(case.spec, [(5, 9)], 16)
+    planned = backend.plan(make_batch(alone, alone.tables, pad_tokens=3, static=True))
+    assert (planned.num_decodes, planned.context.decodes_apart) == (0, False), "a single row is no decode"

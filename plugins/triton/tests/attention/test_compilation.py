@@ -35,7 +35,7 @@ def check(target: str, *names: str) -> None:
 
 @pytest.mark.unit
 def test_the_first_kernels_compile() -> None:
-    check("cuda:90", "decode llama", "strands llama", "write llama")
+    check("cuda:90", "decode llama", "decode llama apart", "strands llama", "long llama apart", "write llama")
     check("hip:gfx950", "decode llama")
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tenon_platforms.attention import GraphSupport
 from tenon_platforms.errors import PluginError
 from tenon_platforms.kernel import No
 from tenon_platforms.torch_dtypes import to_torch
@@ -185,6 +186,10 @@ class FlashAttentionPrompts:
     edition: Edition
     device: Device
     function: Any = field(default=None, init=False)
+
+    @property
+    def graph_support(self) -> GraphSupport:
+        return GraphSupport.SINGLE_TOKEN_DECODE  # what its plans hold is the host's
 
     @property
     def needs_exact_host_lengths(self) -> bool:

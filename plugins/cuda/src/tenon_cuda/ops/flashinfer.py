@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tenon_platforms.attention import GraphSupport
 from tenon_platforms.errors import PluginError
 from tenon_platforms.kernel import No
 from tenon_platforms.torch_dtypes import to_torch
@@ -106,6 +107,10 @@ class FlashInferPrompts:
 
     def __post_init__(self) -> None:
         self._space = self.device.zeros((partials_bytes(self.spec, self.arch, self.compute_units),), torch.uint8)
+
+    @property
+    def graph_support(self) -> GraphSupport:
+        return GraphSupport.SINGLE_TOKEN_DECODE  # what its plans hold is the host's
 
     @property
     def needs_exact_host_lengths(self) -> bool:

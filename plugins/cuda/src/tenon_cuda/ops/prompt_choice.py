@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tenon_platforms.attention import GraphSupport
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.kernel import No
 from tenon_platforms.ops.attention import AttentionSpec
@@ -44,6 +45,12 @@ class ChosenPrompts:
     forced: str | None
     own: LongPrompts | None
     _is_told: bool = field(default=False, init=False)
+
+    @property
+    def graph_support(self) -> GraphSupport:
+        """The least of whoever may serve a static key: rules name none there."""
+        servants = (self.libraries[self.forced] if self.forced else None, self.own)
+        return min((one.graph_support for one in servants if one is not None), default=GraphSupport.ALWAYS)
 
     @property
     def needs_exact_host_lengths(self) -> bool:

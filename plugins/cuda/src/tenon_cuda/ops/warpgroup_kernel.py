@@ -229,12 +229,13 @@ def attend(
 def warpgroup_prefill_kernel(
     output, query, pages, block_table, rows, query_starts, seq_lens, first_row, num_rows, table_stride,
     query_token_stride, query_head_stride, output_token_stride, factor, NUM_KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr, CAUSAL: gl.constexpr,
+    GROUP: gl.constexpr, CAUSAL: gl.constexpr, APART: gl.constexpr,
 ):  # fmt: skip
     """Rows [first_row, first_row + num_rows). Grid (kv heads, tokens // (2 * LINES // GROUP) + num_rows).
 
     pages: descriptor of the cache as lines [blocks * 2 * kv heads * PAGE, 2 * HALF], boxes [PAGE, HALF]. factor: of
-    scores, to log2 units. Blocks are taken from the end, where those of a long prompt have the longest contexts.
+    scores, to log2 units. Blocks are taken from the end, where those of a long prompt have the longest contexts. APART:
+    decodes are left out, as in `tenon_triton.attention.prefill`.
     """
     BLOCK_TOKENS: gl.constexpr = 2 * LINES // GROUP
     kv_head = gl.program_id(0)
@@ -246,7 +247,10 @@ def warpgroup_prefill_kernel(
     row_start = gl.load(query_starts + row)
     query_len = gl.load(query_starts + row + 1) - row_start
     first -= (row_start - base) // BLOCK_TOKENS * BLOCK_TOKENS  # of the row's tokens
-    if first < query_len:
+    is_mine = first < query_len
+    if APART:
+        is_mine = is_mine & ((row_start != row) | (query_len != 1))
+    if is_mine:
         length = gl.load(seq_lens + row)
         table = block_table + gl.load(rows + row).to(gl.int64) * table_stride
         end = length

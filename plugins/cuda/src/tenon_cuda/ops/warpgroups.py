@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tenon_platforms.attention import GraphSupport
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 
@@ -57,6 +58,7 @@ class WarpgroupPlan:
             NUM_KV_HEADS=spec.num_kv_heads,
             GROUP=group,
             CAUSAL=spec.causal,
+            APART=context.decodes_apart,
             num_warps=4,
             maxnreg=REGISTERS,
         )
@@ -84,6 +86,10 @@ class WarpgroupPrompts:
             and not spec.sinks
             and kernels_of(KERNELS) is not None
         )
+
+    @property
+    def graph_support(self) -> GraphSupport:
+        return GraphSupport.ALWAYS
 
     @property
     def needs_exact_host_lengths(self) -> bool:

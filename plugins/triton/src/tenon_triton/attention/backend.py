@@ -2,7 +2,8 @@
 
 A decode step is one launch (two without joining), anything else one launch for its decodes and one for its prefills.
 Nothing is planned on the host but which of them: kernels read rows, lengths and block tables of the step's inputs, so a
-plan is views of these, and a captured step serves every length.
+plan is views of these, and a captured step serves every length. One with prompts is captured for any number of decodes
+in front of them: both launches are made for all rows, and each finds on the device which are its own.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ SHORT_QUERY_ROWS = 32  # rows of a block beyond which most of a short block woul
 class TritonPlan:
     """One step's attention.
 
-    num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts. num_rows: all rows,
-    padding included. is_short: no other row has more tokens than fit a short block. prompts: the platform's plan of
-    these rows, where it takes them. has_holes: some tokens belong to no row.
+    num_decodes: rows at the front that go through the decode kernel, in at most `parts` parts; where the context says
+    `decodes_apart`, those of them that are decodes. num_rows: all rows, padding included. is_short: no other row has
+    more tokens than fit a short block. prompts: the platform's plan of these rows, where it takes them. has_holes: some
+    tokens belong to no row.
     """
 
     context: Context
@@ -59,8 +61,6 @@ class TritonAttention(AttentionBackend):
     same order whatever else is in the batch and however its prompt was cut.
     """
 
-    graph_support = GraphSupport.ALWAYS
-
     def __init__(
         self,
         spec: AttentionSpec,
@@ -78,6 +78,7 @@ class TritonAttention(AttentionBackend):
         self.facts = facts
         self.batch_invariant = batch_invariant
         self.long_prompts = None if batch_invariant else long_prompts
+        self.graph_support = GraphSupport.ALWAYS if self.long_prompts is None else self.long_prompts.graph_support
         self.needs_exact_host_lengths = self.long_prompts is not None and self.long_prompts.needs_exact_host_lengths
         self.layout = kv_cache.kv_layout(spec.num_kv_heads, spec.head_dim, spec.kv_dtype, kernel_block, preferred_block)
         self.group = spec.num_heads // spec.num_kv_heads
@@ -112,33 +113,40 @@ class TritonAttention(AttentionBackend):
             self._is_warm = True
             if self.long_prompts is not None and self.long_prompts.takes(self.spec, batch.block_size):
                 self.long_prompts.warm(self.spec, batch.block_size)
-        if key.is_decode:
-            decodes = key.rows  # padding rows are decodes of the null block
-        else:  # a captured step with prefills must not depend on how many of its rows are decodes
-            decodes = 0 if key.static else host.num_decodes
-        if self.batch_invariant:
-            decodes = 0
+        decodes, apart = self._decodes(batch)
         config = self.configs.decode_for(decodes, self.spec.num_kv_heads, self.facts)
         parts = max_parts(decodes, self.spec.num_kv_heads, config, self.facts) if decodes else 1
         rest = host.query_lens[decodes:] if not key.static else host.query_lens[:0]
         longest = key.max_query if key.static else int(rest.max(initial=0))
         is_short = longest * self.group <= SHORT_QUERY_ROWS and not self.batch_invariant
-        has_prompts = key.rows > decodes and not is_short
+        first_row = 0 if apart else decodes
+        has_prompts = key.rows > first_row and not is_short
         return TritonPlan(
-            context=_context(batch),
+            context=_context(batch, decodes_apart=apart),
             num_decodes=decodes,
             num_rows=key.rows,
             num_tokens=key.tokens,
             parts=parts,
             is_short=is_short,
-            prompts=self._plan_prompts(batch, decodes) if has_prompts else None,
+            prompts=self._plan_prompts(batch, first_row) if has_prompts else None,
             has_holes=(key.static and not key.is_decode) or host.num_tokens < key.tokens,
         )
 
     def update(self, plan: TritonPlan, batch: AttentionBatch) -> TritonPlan:
         """A static key's tensors stay; where they were made anew, so are captures."""
-        plan.context = _context(batch)
+        plan.context = _context(batch, decodes_apart=plan.context.decodes_apart)
         return plan
+
+    def _decodes(self, batch: AttentionBatch) -> tuple[int, bool]:
+        """How many rows at the front go through the decode kernel, and whether only those that prove to be decodes."""
+        key = batch.key
+        if self.batch_invariant:
+            return 0, False
+        if key.is_decode:
+            return key.rows, False  # padding rows are decodes of the null block
+        if not key.static:
+            return batch.host.num_decodes, False
+        return (key.rows, True) if key.rows > 1 else (0, False)  # a step with a prompt that has one row has no decode
 
     def _plan_prompts(self, batch: AttentionBatch, first_row: int) -> PromptsPlan | None:
         if self.long_prompts is None or not self.long_prompts.takes(self.spec, batch.block_size):
@@ -180,23 +188,24 @@ class TritonAttention(AttentionBackend):
                 spec,
                 self.configs.decode_for(plan.num_decodes, spec.num_kv_heads, self.facts),
             )
-        rest = plan.num_rows - plan.num_decodes
+        first_row = 0 if plan.context.decodes_apart else plan.num_decodes
         if plan.prompts is not None:
             plan.prompts.run(output, query, inputs.cache, plan.context)
-        elif rest > 0:
-            first_row, num_tokens = plan.num_decodes, plan.num_tokens - plan.num_decodes
+        elif plan.num_rows > first_row:
+            rows, num_tokens = plan.num_rows - first_row, plan.num_tokens - first_row
             config = self.configs.short if plan.is_short else self.configs.long
             launch_prefill(
-                output, query, inputs.cache, inputs.sinks, plan.context, rest, first_row, num_tokens, spec, config
+                output, query, inputs.cache, inputs.sinks, plan.context, rows, first_row, num_tokens, spec, config
             )
         return output
 
 
-def _context(batch: AttentionBatch) -> Context:
+def _context(batch: AttentionBatch, *, decodes_apart: bool) -> Context:
     return Context(
         block_table=batch.block_table,
         rows=batch.rows,
         query_starts=batch.query_starts,
         seq_lens=batch.seq_lens,
         block_size=batch.block_size,
+        decodes_apart=decodes_apart,
     )

@@ -4,6 +4,8 @@ The grid (kv heads, rows, parts) is the worst case for a lattice key; how many p
 device from its length, the others leave at once, so one captured launch serves every context. A row in one part is
 written out directly. Otherwise parts leave (mixed values, log2 of the sum) in float32, and either the last of them to
 finish joins them (JOIN) or `join_kernel` does.
+
+A captured step with prompts has decodes in front, how many is read on the device (APART): programs of other rows leave.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import triton.language as tl
 
 from ..early import fetch, trigger, wait
 from .strands import attend_strands
-from .tile import LOG2_E, attend_tile, blocks_of, slot_offsets
+from .tile import LOG2_E, attend_tile, blocks_of, is_decode, slot_offsets
 
 
 @triton.jit
@@ -74,13 +76,14 @@ def join_heads(
     )
 
 
-@triton.jit(do_not_specialize=["block_table", "rows", "seq_lens", "max_parts", "table_stride"])
+@triton.jit(do_not_specialize=["block_table", "rows", "query_starts", "seq_lens", "max_parts", "table_stride"])
 def decode_kernel(
     output,
     query,
     cache,
     block_table,
     rows,
+    query_starts,
     seq_lens,
     sinks,
     parts_mixed,
@@ -112,19 +115,25 @@ def decode_kernel(
     SINKS: tl.constexpr,
     JOIN: tl.constexpr,
     TAIL: tl.constexpr,
+    APART: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Row i's token is token i. max_parts: the grid's last axis, at most MAX_PARTS.
+    """Row i's token is token i. APART: only of rows that are decodes, the others leave.
 
-    parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log: float32 [rows, heads, max_parts]; arrivals: int32
-    [rows, kv heads], zero between launches. CACHE_LINES: of a key, or 0: nothing is fetched ahead, else FETCHES tiles
-    are. What a step's inputs say and where the context lies is complete before this launch can begin (`ops/rows.py`),
-    so it is read, and fetched, before the newest query, key and value are.
+    max_parts: the grid's last axis, at most MAX_PARTS. parts_mixed: float32 [rows, heads, max_parts, DIM]; parts_log:
+    float32 [rows, heads, max_parts]; arrivals: int32 [rows, kv heads], zero between launches. CACHE_LINES: of a key, or
+    0: nothing is fetched ahead, else FETCHES tiles are. What a step's inputs say and where the context lies is complete
+    before this launch can begin (`ops/rows.py`), so it is read, and fetched, before the newest query and key are.
     """
     trigger(EARLY)
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
+    if APART:  # noqa: SIM102  without it there is nothing to load, and this line is not compiled
+        if not is_decode(query_starts, row):
+            if part == 0:
+                wait(EARLY)  # as below
+            return
     length = tl.load(seq_lens + row)
     first_alive = first_seen(length, WINDOW)
     begin = first_alive // TILE * TILE
@@ -215,9 +224,10 @@ def decode_kernel(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["seq_lens", "max_parts"])
+@triton.jit(do_not_specialize=["query_starts", "seq_lens", "max_parts"])
 def join_kernel(
     output,
+    query_starts,
     seq_lens,
     parts_mixed,
     parts_log,
@@ -230,6 +240,7 @@ def join_kernel(
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
+    APART: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Grid (heads, rows): joins what `decode_kernel` left of rows in several parts."""
@@ -237,6 +248,9 @@ def join_kernel(
     wait(EARLY)
     head = tl.program_id(0)
     row = tl.program_id(1)
+    if APART:  # noqa: SIM102  as in `decode_kernel`
+        if not is_decode(query_starts, row):
+            return
     length = tl.load(seq_lens + row)
     num_tiles = (length - first_seen(length, WINDOW) // TILE * TILE + TILE - 1) // TILE
     share = part_tiles(num_tiles, max_parts, MIN_TILES)

@@ -17,13 +17,17 @@ from .prefill import prefill_kernel
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """Where rows' contexts are: tensors as in `AttentionBatch`, views of the step's inputs."""
+    """Where rows' contexts are: tensors as in `AttentionBatch`, views of the step's inputs.
+
+    decodes_apart: which rows are decodes is seen on the device: one launch takes those, another leaves them out.
+    """
 
     block_table: Tensor
     rows: Tensor
     query_starts: Tensor
     seq_lens: Tensor
     block_size: int
+    decodes_apart: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,6 +86,7 @@ def launch_prefill(
         WINDOW=spec.sliding_window,
         SOFT_CAP=spec.soft_cap > 0,
         SINKS=spec.sinks,
+        APART=context.decodes_apart,
         num_warps=config.warps,
         num_stages=config.stages,
     )
@@ -110,6 +115,7 @@ def launch_decode(
         cache,
         context.block_table,
         context.rows,
+        context.query_starts,
         context.seq_lens,
         sinks,
         workspace.mixed,
@@ -141,11 +147,13 @@ def launch_decode(
         SINKS=spec.sinks,
         JOIN=config.join,
         TAIL=config.tail and spec.sliding_window == 0,
+        APART=context.decodes_apart,
         **options,
     )
     if parts > 1 and not config.join:
         join_kernel[(spec.num_heads, num_rows)](
             output,
+            context.query_starts,
             context.seq_lens,
             workspace.mixed,
             workspace.log,
@@ -158,6 +166,7 @@ def launch_decode(
             MIN_TILES=min_tiles,
             CHUNK=max(JOIN_ELEMENTS // padded, 1),
             WINDOW=spec.sliding_window,
+            APART=context.decodes_apart,
             num_warps=4,
             **early.options(),
         )

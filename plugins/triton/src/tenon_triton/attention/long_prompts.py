@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tenon_platforms.attention import GraphSupport
     from tenon_platforms.batch import AttentionBatch
     from tenon_platforms.ops.attention import AttentionSpec
 
@@ -22,14 +23,20 @@ class PromptsPlan(Protocol):
     """One step's prompts."""
 
     def run(self, output: Tensor, query: Tensor, cache: Tensor, context: Context) -> None:
-        """Their rows of `output`. output, query: [tokens, heads, head_dim] of the whole step; cache: as `kv_cache`."""
+        """Their rows of `output`. output, query: [tokens, heads, head_dim] of the whole step; cache: as `kv_cache`.
+
+        Rows of which the context says `decodes_apart`, and that are decodes, are left out.
+        """
 
 
 class LongPrompts(Protocol):
     """Serves what it takes; the rest goes through `prefill`.
 
-    needs_exact_host_lengths: as `AttentionBackend`'s. workspace_bytes: held beside the cache.
+    graph_support, needs_exact_host_lengths: as `AttentionBackend`'s. workspace_bytes: held beside the cache.
     """
+
+    @property
+    def graph_support(self) -> GraphSupport: ...
 
     @property
     def needs_exact_host_lengths(self) -> bool: ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2_E, attend_tile, blocks_of
+from .tile import LOG2_E, attend_tile, blocks_of, is_decode
 
 
 @triton.jit
@@ -59,8 +59,11 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    APART: tl.constexpr,
 ):
     """Rows [first_row, first_row + num_rows). Grid (kv heads, tokens // (BLOCK_ROWS // GROUP) + num_rows).
+
+    APART: but for those that `decode_kernel` serves in a launch that is told the same.
 
     Blocks are taken from the end, where those of a long prompt have the longest contexts: the tail is short ones.
     """
@@ -76,6 +79,9 @@ def prefill_kernel(
     first -= (row_start - base) // BLOCK_TOKENS * BLOCK_TOKENS  # of the row's tokens
     if first >= query_len:
         return
+    if APART:  # noqa: SIM102  without it there is nothing to load, and this line is not compiled
+        if is_decode(query_starts, row):
+            return
     length = tl.load(seq_lens + row)
     table = block_table + tl.load(rows + row).to(tl.int64) * table_stride
 

@@ -13,6 +13,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def is_decode(query_starts, row):
+    """Whether this row and all before it have one token each, so that row i's is token i. Padding may pass for one."""
+    return (tl.load(query_starts + row) == row) & (tl.load(query_starts + row + 1) == row + 1)
+
+
+@triton.jit
 def blocks_of(table, start, last, TILE: tl.constexpr, PAGE: tl.constexpr):
     """Block numbers of tokens start.. : one where the tile lies in one block, else [TILE]. None is read past `last`.
 

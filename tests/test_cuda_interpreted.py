@@ -1,0 +1,130 @@
+"""Captured steps over the attention of the CUDA platform, interpreted, under an engine: recorded calls are the graphs.
+
+What a graph would hold, grids, constants and the addresses of a step's inputs, is what the recorded call runs again: a
+launch that depends on a batch and not on its key gives other tokens, or writes where it may not. Attention and what is
+done in the rows' memory are tenon-triton's; all else, which knows no rows, is the contract's reference here: in minutes
+it would show no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from attention_cases import FACTS, SMALL
+from driver import build, drive, model_source, prompts_of, request
+from replayed_calls import CallRecorder
+from tiny_models import make_tiny
+
+from tenon_core.engine.assembly import Assembled
+from tenon_cuda.execution import CUDAExecution
+from tenon_cuda.options import CUDAOptions
+from tenon_platforms.capabilities import Capabilities, Determinism
+from tenon_platforms.device import Device
+from tenon_platforms.dtypes import DType
+from tenon_platforms.execution import Execution
+from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
+from tenon_platforms.ops.table import OpTable
+from tenon_platforms.platform import Platform
+from tenon_triton.attention.offer import FEATURES, paged_attention
+from tenon_triton.ops.rows import prepare_inputs, row_writes
+
+pytestmark = pytest.mark.e2e
+FULL = pytest.mark.full
+LENGTHS = (5, 21, 9, 14)
+NUM_BLOCKS = 24
+
+
+class InterpretedCUDA(Platform):
+    """The CUDA platform's execution, its attention, and its kernels on the rows' memory, on the CPU."""
+
+    name = "cuda"
+    contract = ">=0.1,<0.2"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.settings = CUDAOptions(**options)
+        self.recorder = CallRecorder()
+
+    def capabilities(self, device: Device) -> Capabilities:
+        return Capabilities(dtypes=(DType.FLOAT32,), kv_dtypes=(DType.FLOAT32,), determinism=Determinism.BATCH)
+
+    def register_ops(self, table: OpTable, device: Device) -> None:
+        invariant = table.batch_invariant
+        table.offer(
+            AttentionSpec,
+            "triton.paged",
+            lambda spec: paged_attention(spec, device, FACTS, batch_invariant=invariant, configs=SMALL),
+            features=FEATURES,
+        )
+        table.offer(PrepareInputsSpec, "triton", prepare_inputs)
+        table.offer(RowWritesSpec, "triton", row_writes)
+
+    def execution(self, device: Device) -> Execution:
+        return CUDAExecution(device, self.settings, recorder=self.recorder)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    return lambda name: make_tiny(name, tmp_path_factory.mktemp("tiny"))
+
+
+def made(tiny: Any, platform: InterpretedCUDA, **flags: Any) -> Assembled:
+    flags = {"max_num_seqs": 3, "num_blocks": NUM_BLOCKS, "block_size": 16, **flags}
+    return build(model_source(Path(tiny.path), tiny.config), platform, **flags)
+
+
+def run(assembled: Assembled, **params: Any) -> tuple[list[list[int]], list[int]]:
+    """Tokens of requests that come one after the other, and the blocks that something was written into.
+
+    A prompt begins with the one before it, which may be cached: contexts, chunks, and decodes in the same step. Where
+    nothing was written the cache is NaN.
+    """
+    engine, caches = assembled.engine, assembled.model.caches
+    for cache in caches:
+        cache[1:] = float("nan")
+    words = prompts_of(LENGTHS)
+    asked = [request(i, [*words[max(i - 1, 0)], *word], max_tokens=4, **params) for i, word in enumerate(words)]
+
+    def arrive(step: int, outcome: Any) -> None:
+        if step % 2 == 1 and step // 2 + 1 < len(asked):
+            engine.submit(asked[step // 2 + 1])
+
+    outcome = drive(engine, asked[:1], on_step=arrive)
+    written = torch.stack([cache.isnan().logical_not().flatten(1).any(1) for cache in caches]).any(0)
+    engine.shutdown()
+    return [outcome.of(i) for i in range(len(asked))], written.nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "params"),
+    [
+        ("llama", {}, {}),
+        ("llama", {"max_num_batched_tokens": 13}, {"temperature": 0.9}),
+        pytest.param("qwen2-window", {}, {"top_k": 20, "repetition_penalty": 1.2, "temperature": 0.9}, marks=FULL),
+        pytest.param("llama", {"batch_invariant": True}, {}, marks=FULL),
+    ],
+    ids=["plain", "chunks, noise", "window, penalties", "batch invariant"],
+)
+def test_captured_steps_give_the_tokens_of_eager_ones(
+    tiny: Callable[[str], Any], model: str, flags: dict[str, Any], params: dict[str, Any]
+) -> None:
+    checkpoint = tiny(model)
+    expected, blocks = run(made(checkpoint, InterpretedCUDA(), enforce_eager=True, **flags), **params)
+    platform = InterpretedCUDA()
+    captured = made(checkpoint, platform, **flags)
+    tokens, written = run(captured, **params)
+    assert tokens == expected
+    assert [block for block in written if block] == [block for block in blocks if block], "padding wrote into a block"
+    step: Any = captured.runner.step
+    prompts = [key for key in platform.recorder.keys if not key.is_decode]
+    assert {key.rows for key in prompts} == {1, 3} or "max_num_batched_tokens" in flags
+    assert step.num_captures == len(platform.recorder.keys) == len(set(platform.recorder.keys))
+    assert any(not key.is_decode for key in platform.recorder.replayed), "some key with prompts came again"
