@@ -232,7 +232,9 @@ def gated_tokens(device: Any, *, quantized: bool = False) -> str:
 
                 y, exact = run(x), gated_exactly(x, scale, gate_up, down)
                 error = float((y.float() - exact).norm() / exact.norm())
-                assert error < (1.5e-2 if quantized else 6e-3), f"{tokens} tokens, {hidden} -> {features}: error {error}"
+                assert error < (1.5e-2 if quantized else 6e-3), (
+                    f"{tokens} tokens, {hidden} -> {features}: error {error}"
+                )
                 executable = CaptureExecutable(
                     lambda x, run=run: SimpleNamespace(y=run(x)), name="few", recorder=GraphRecorder(GraphPool())
                 )
