@@ -9,10 +9,12 @@
 // the last part to finish merges them all in order. Unwritten slots may hold NaN: keys are masked, values not read.
 //
 // A decode row reads each tile once, from memory, in blocks that lie anywhere: while keys are scored their values are asked
-// for, and while values are summed the keys that follow, of this unit or of the next. That is what decode waits for.
+// for, and while values are summed the keys that follow, of this unit or of the next, so half a key block's memory ahead of
+// what is read. That is what decode waits for.
 
 constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 constexpr int TILE_VECS = TILE / W;
+constexpr int ASKED_A_ROW = 4;           // lines of memory that come while the softmax has a row
 constexpr int MOST_ROWS = W == 16 ? 12 : 6;  // rows of a register block
 
 template <class T>
@@ -24,9 +26,17 @@ struct IsPaired<BF16> {
     static constexpr bool value = true;
 };
 
+constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
+static_assert(BLOCK_TILES % 2 == 0, "tiles are scored by twos");
+
+// Tiles of one key block; null: not there.
+template <class KV>
+using Tiles = const KV* [BLOCK_TILES];
+
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
 
+#include "attention/ahead.inl"
 #include "attention/products.inl"
 
 struct Unit {
@@ -36,11 +46,12 @@ struct Unit {
     int first_key, end_key;
 };
 
+// The tile of keys; its values lie a block's keys behind it.
 template <class KV>
-static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key, bool values) {
+static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key) {
     const int32_t block = p.block_table[unit.row->table_row * p.table_stride + key / p.block_size];
     const int64_t line = static_cast<int64_t>(p.block_size) * p.dim;
-    const KV* base = static_cast<const KV*>(p.cache) + block * p.cache_stride + (unit.kv_head * 2 + values) * line;
+    const KV* base = static_cast<const KV*>(p.cache) + block * p.cache_stride + unit.kv_head * 2 * line;
     return base + (key % p.block_size) / TILE * TILE * p.dim;
 }
 
@@ -81,13 +92,26 @@ static inline void soften(const AttentionParams& p, float* scores, float scale, 
     total += vsum(sum);
 }
 
-// The tiles of a key block of the unit; null unless `is_there`.
+// The tiles of a key block of the unit, none of no unit.
 template <class KV>
-static void find_tiles(const AttentionParams& p, const Unit* unit, int key, bool values, bool is_there, Tiles<KV>& tiles) {
+static void find_keys(const AttentionParams& p, const Unit* unit, int key, Tiles<KV>& keys) {
     for (int t = 0; t < BLOCK_TILES; ++t) {
         const int at = key + t * TILE;
-        tiles[t] = is_there && at < unit->end_key ? tile_at<KV>(p, *unit, at, values) : nullptr;
+        keys[t] = unit != nullptr && at < unit->end_key ? tile_at<KV>(p, *unit, at) : nullptr;
     }
+}
+
+template <class KV>
+static void find_values(const AttentionParams& p, const Tiles<KV>& keys, Tiles<KV>& values) {
+    for (int t = 0; t < BLOCK_TILES; ++t) values[t] = keys[t] == nullptr ? nullptr : keys[t] + static_cast<int64_t>(p.block_size) * p.dim;
+}
+
+// What is read after the keys of a block: values of `count` tokens, then the next keys.
+template <class KV>
+static void find_runs(const Tiles<KV>& values, int count, const Tiles<KV>& soon, int dim, Runs& runs) {
+    constexpr int TOKENS = IsPaired<KV>::value ? 2 : 1, BYTES = static_cast<int>(sizeof(KV));
+    for (int t = 0; t * TILE < count; ++t) runs.add(values[t], (least(TILE, count - t * TILE) + TOKENS - 1) / TOKENS * TOKENS * dim * BYTES);
+    for (int t = 0; t < BLOCK_TILES && soon[t] != nullptr; ++t) runs.add(soon[t], TILE * dim * BYTES);
 }
 
 // next: the unit after this one, or null.
@@ -105,24 +129,28 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
         memory.total[r] = 0;
     }
     P::begin(memory, rows, dim);
-    Tiles<KV> keys, values, soon, none = {};
-    for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
+    Tiles<KV> tiles[2], values;
+    find_keys<KV>(p, &unit, unit.first_key, tiles[0]);
+    for (int key = unit.first_key, now = 0; key < unit.end_key; key += KEY_BLOCK, now = 1 - now) {
         const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + P::WIDTH - 1) / P::WIDTH * P::WIDTH;
-        find_tiles<KV>(p, &unit, key, false, true, keys);
-        find_tiles<KV>(p, &unit, key, true, true, values);
-        P::score(memory, rows, dim, keys, asks ? values : none);
+        const bool is_last = key + KEY_BLOCK >= unit.end_key;
+        const Unit* then = is_last ? next : &unit;
+        find_values<KV>(p, tiles[now], values);
+        find_keys<KV>(p, then, is_last && next != nullptr ? next->first_key : key + KEY_BLOCK, tiles[1 - now]);
+        Runs runs;
+        if (asks) find_runs<KV>(values, count, tiles[1 - now], dim, runs);
+        Ahead all = runs.ahead(), *ahead = asks ? &all : nullptr;
+        P::score(memory, rows, dim, tiles[now], ahead);
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
             const int to = p.causal ? least(count, position + 1 - key) : count;
             const int from = p.window ? most(0, position + 1 - p.window - key) : 0;
+            if (asks) all.ask_for(ASKED_A_ROW);
             soften<typename P::Weight>(p, memory.scores + r * KEY_BLOCK, P::SCALES_QUERIES ? 1.0f : p.scale, least(from, width), most(to, 0), width,
                                        memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
-        const bool is_last = key + KEY_BLOCK >= unit.end_key;
-        const Unit* then = is_last ? next : &unit;
-        const int then_key = then == nullptr ? 0 : is_last ? then->first_key : key + KEY_BLOCK;
-        find_tiles<KV>(p, then, then_key, false, asks && then != nullptr, soon);
-        P::mix(memory, rows, dim, values, count, soon);
+        P::mix(memory, rows, dim, values, count, ahead);
+        if (asks) all.ask_for_all();
     }
     P::end();
 }
