@@ -1,62 +1,49 @@
-// What a decode row reads next, asked for in the order of reading, a line for each line that is computed with. Included by
-// attention.inl.
+// What a decode row reads next, asked for a line for each line that is computed with. Included by attention.inl.
 //
-// Asked for at once, some lines would fill all of a core's line buffers and products would wait behind them, and memory
-// would rest while products run: with one line for one line both go on. Each line is asked for once, and none that nobody reads.
+// Asked for at once, many lines would fill a core's line buffers, products would wait behind them, and memory would rest while
+// products run: with one line for one line both go on. A CPU also reads ahead by itself along every stream of addresses that
+// it sees, but not far and not past a page, so two tiles are asked for side by side. Each line is asked for once, and none that
+// nobody reads.
 
 constexpr int LINE = 64;  // bytes
 
-// Memory that is read from one end to the other.
-struct Run {
-    const char* at;
-    const char* end;
-};
+// The next bytes of two tiles.
+struct Ask {
+    const char* first;
+    const char* second;
+    int first_bytes, second_bytes;
 
-// The runs that follow this one, up to one of nothing.
-struct Ahead {
-    const char* at;
-    const char* end;
-    const Run* next;
-
-    bool is_over() const { return at >= end && next->at == nullptr; }
-    template <int N>
-    inline __attribute__((always_inline)) void ask() {
-        for (int i = 0; i < N; ++i) {
-            if (at >= end) {
-                if (next->at == nullptr) return;
-                at = next->at;
-                end = next->end;
-                ++next;
-            }
-            __builtin_prefetch(at);
-            at += LINE;
-        }
+    // A line of either, where `read` bytes of the tile or tiles at hand have been read; called in steps that meet each 2 * LINE.
+    inline __attribute__((always_inline)) void at(int read) const {
+        if (read % (2 * LINE) != 0) return;
+        if (read / 2 < first_bytes) __builtin_prefetch(first + read / 2);
+        if (read / 2 < second_bytes) __builtin_prefetch(second + read / 2);
     }
-    void ask_for(int lines) {
-        for (int i = 0; i < lines; ++i) ask<1>();
+    // The same of BYTES that are read at once.
+    template <int BYTES>
+    inline __attribute__((always_inline)) void over(int read) const {
+        for (int i = 0; i < BYTES; i += 2 * LINE) at(read + i);
     }
-    void ask_for_all() {
-        while (!is_over()) ask<1>();
+    void all() const {
+        for (int read = 0; read / 2 < most(first_bytes, second_bytes); read += 2 * LINE) at(read);
     }
 };
 
-// Runs in the order of reading, of which neighbors are one.
-struct Runs {
-    Run runs[2 * BLOCK_TILES + 1];
-    int count = 0;
+// The tiles of half a key block, its keys or its values. As one of the tiles before them is read, a share of them is asked for:
+// of tiles 0 and 2 the first halves with tile 0, the second halves with tile 1, then of tiles 1 and 3.
+struct Soon {
+    const char* tiles[BLOCK_TILES];
+    int bytes[BLOCK_TILES];
+    int tile_bytes;
 
-    void add(const void* from, int bytes) {
-        const char* at = static_cast<const char*>(from);
-        if (count > 0 && runs[count - 1].end == at) runs[count - 1].end += bytes;
-        else runs[count++] = {at, at + bytes};
+    // The shares of `count` tiles from t on, of one, or of two from an even t on.
+    Ask share(int t, int count) const {
+        constexpr int FAR = BLOCK_TILES / 2;
+        const int pair = t / 2, half = tile_bytes / 2, from = t % 2 * half, size = count * half;
+        return {tiles[pair] + from, tiles[pair + FAR] + from, least(bytes[pair] - from, size), least(bytes[pair + FAR] - from, size)};
     }
-    Ahead ahead() {
-        runs[count] = {nullptr, nullptr};
-        return {nullptr, nullptr, runs};
+    // The shares of tiles [t, BLOCK_TILES).
+    void all_from(int t) const {
+        for (; t < BLOCK_TILES; ++t) share(t, 1).all();
     }
 };
-
-template <class KV>
-static constexpr int lines_of(int dim) {  // of a tile
-    return TILE * dim * static_cast<int>(sizeof(KV)) / LINE;
-}

@@ -14,7 +14,6 @@
 
 constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 constexpr int TILE_VECS = TILE / W;
-constexpr int ASKED_A_ROW = 4;           // lines of memory that come while the softmax has a row
 constexpr int MOST_ROWS = W == 16 ? 12 : 6;  // rows of a register block
 
 template <class T>
@@ -81,14 +80,14 @@ static inline void soften(const AttentionParams& p, float* scores, float scale, 
         vstore(weights + i, weight);
         sum = sum + weight;
     }
-    if (now != top) {
+    if (now != top && top != NEGATIVE_INFINITY) {  // else there are no sums yet
         const Vec keep = vexp(vset(top - now));
         float kept[W];
         vstore(kept, keep);
         total *= kept[0];
         for (int d = 0; d < p.dim; d += W) vstore(sums + d, vload(sums + d) * keep);
-        top = now;
     }
+    top = now;
     total += vsum(sum);
 }
 
@@ -106,12 +105,18 @@ static void find_values(const AttentionParams& p, const Tiles<KV>& keys, Tiles<K
     for (int t = 0; t < BLOCK_TILES; ++t) values[t] = keys[t] == nullptr ? nullptr : keys[t] + static_cast<int64_t>(p.block_size) * p.dim;
 }
 
-// What is read after the keys of a block: values of `count` tokens, then the next keys.
+// What is read of `count` tokens' keys or values.
 template <class KV>
-static void find_runs(const Tiles<KV>& values, int count, const Tiles<KV>& soon, int dim, Runs& runs) {
-    constexpr int TOKENS = IsPaired<KV>::value ? 2 : 1, BYTES = static_cast<int>(sizeof(KV));
-    for (int t = 0; t * TILE < count; ++t) runs.add(values[t], (least(TILE, count - t * TILE) + TOKENS - 1) / TOKENS * TOKENS * dim * BYTES);
-    for (int t = 0; t < BLOCK_TILES && soon[t] != nullptr; ++t) runs.add(soon[t], TILE * dim * BYTES);
+static Soon soon_of(const Tiles<KV>& tiles, int count, bool are_keys, int dim) {
+    constexpr int BYTES = static_cast<int>(sizeof(KV));
+    const int tokens = are_keys ? TILE : IsPaired<KV>::value ? 2 : 1;  // that are read together
+    Soon soon;
+    soon.tile_bytes = TILE * dim * BYTES;
+    for (int t = 0; t < BLOCK_TILES; ++t) {
+        soon.tiles[t] = reinterpret_cast<const char*>(tiles[t]);
+        soon.bytes[t] = (least(TILE, most(0, count - t * TILE)) + tokens - 1) / tokens * tokens * dim * BYTES;
+    }
+    return soon;
 }
 
 // next: the unit after this one, or null.
@@ -136,21 +141,19 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
         const bool is_last = key + KEY_BLOCK >= unit.end_key;
         const Unit* then = is_last ? next : &unit;
         find_values<KV>(p, tiles[now], values);
-        find_keys<KV>(p, then, is_last && next != nullptr ? next->first_key : key + KEY_BLOCK, tiles[1 - now]);
-        Runs runs;
-        if (asks) find_runs<KV>(values, count, tiles[1 - now], dim, runs);
-        Ahead all = runs.ahead(), *ahead = asks ? &all : nullptr;
-        P::score(memory, rows, dim, tiles[now], ahead);
+        const int then_key = is_last && next != nullptr ? next->first_key : key + KEY_BLOCK;
+        find_keys<KV>(p, then, then_key, tiles[1 - now]);
+        const Soon next_values = soon_of<KV>(values, count, false, dim);
+        const Soon next_keys = soon_of<KV>(tiles[1 - now], then == nullptr ? 0 : then->end_key - then_key, true, dim);
+        P::score(memory, rows, dim, tiles[now], asks ? &next_values : nullptr);
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
             const int to = p.causal ? least(count, position + 1 - key) : count;
             const int from = p.window ? most(0, position + 1 - p.window - key) : 0;
-            if (asks) all.ask_for(ASKED_A_ROW);
             soften<typename P::Weight>(p, memory.scores + r * KEY_BLOCK, P::SCALES_QUERIES ? 1.0f : p.scale, least(from, width), most(to, 0), width,
                                        memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
-        P::mix(memory, rows, dim, values, count, ahead);
-        if (asks) all.ask_for_all();
+        P::mix(memory, rows, dim, values, count, asks ? &next_keys : nullptr);
     }
     P::end();
 }
