@@ -13,16 +13,18 @@ struct Ask {
     const char* second;
     int first_bytes, second_bytes;
 
-    // A line of either, where `read` bytes of the tile or tiles at hand have been read; called in steps that meet each 2 * LINE.
+    // A line of either, as the next two lines of the tiles at hand are read, of which `read` bytes have been.
     inline __attribute__((always_inline)) void at(int read) const {
-        if (read % (2 * LINE) != 0) return;
-        if (read / 2 < first_bytes) __builtin_prefetch(first + read / 2);
-        if (read / 2 < second_bytes) __builtin_prefetch(second + read / 2);
+        const unsigned next = static_cast<unsigned>(read) / 2;
+        if (static_cast<int>(next) < first_bytes) __builtin_prefetch(first + next);
+        if (static_cast<int>(next) < second_bytes) __builtin_prefetch(second + next);
     }
-    // The same of BYTES that are read at once.
+    // The same of BYTES that are read at once: many lines, or part of one.
     template <int BYTES>
     inline __attribute__((always_inline)) void over(int read) const {
-        for (int i = 0; i < BYTES; i += 2 * LINE) at(read + i);
+        if (BYTES % (2 * LINE) != 0 && read % (2 * LINE) != 0) return;
+        at(read);
+        if constexpr (BYTES > 2 * LINE) over<BYTES - 2 * LINE>(read + 2 * LINE);
     }
     void all() const {
         for (int read = 0; read / 2 < most(first_bytes, second_bytes); read += 2 * LINE) at(read);
@@ -40,7 +42,8 @@ struct Soon {
     Ask share(int t, int count) const {
         constexpr int FAR = BLOCK_TILES / 2;
         const int pair = t / 2, half = tile_bytes / 2, from = t % 2 * half, size = count * half;
-        return {tiles[pair] + from, tiles[pair + FAR] + from, least(bytes[pair] - from, size), least(bytes[pair + FAR] - from, size)};
+        const auto at = [&](int tile) { return bytes[tile] > from ? tiles[tile] + from : nullptr; };
+        return {at(pair), at(pair + FAR), least(bytes[pair] - from, size), least(bytes[pair + FAR] - from, size)};
     }
     // The shares of tiles [t, BLOCK_TILES).
     void all_from(int t) const {

@@ -3,14 +3,14 @@
 
 // scores [R, N * 16] of R queries and N tiles of keys side by side: a sum waits for the one before it.
 template <class KV, int R, int N, bool ASKS>
-static inline void score_tiles_and(const float* query, int dim, const KV* const* tiles, float* scores, const Ask& ask) {
+static inline void score_tiles_and(const float* query, int dim, const KV* const* tiles, float* scores, const Ask ask) {
     constexpr int READ = N * TILE * static_cast<int>(sizeof(KV));  // bytes of a dim
     Vec sum[R][N * TILE_VECS];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < N * TILE_VECS; ++v) sum[r][v] = vzero();
     if constexpr (IsPaired<KV>::value) {
         for (int d = 0; d < dim; d += 2) {
-            if constexpr (ASKS) ask.at(d * READ);
+            if constexpr (ASKS) ask.over<2 * READ>(d * READ);
             for (int v = 0; v < N * TILE_VECS; ++v) {
                 Vec even, odd;
                 vload_pairs(tiles[v / TILE_VECS] + d * TILE + v % TILE_VECS * 2 * W, even, odd);
@@ -22,7 +22,7 @@ static inline void score_tiles_and(const float* query, int dim, const KV* const*
         }
     } else {
         for (int d = 0; d < dim; ++d) {
-            if constexpr (ASKS) ask.at(d * READ);
+            if constexpr (ASKS) ask.over<READ>(d * READ);
             Vec key[N * TILE_VECS];
             for (int v = 0; v < N * TILE_VECS; ++v) key[v] = vload(tiles[v / TILE_VECS] + d * TILE + v % TILE_VECS * W);
             for (int r = 0; r < R; ++r) {
@@ -83,18 +83,19 @@ static void score_two(const float* query, int rows, int dim, const KV* const* ke
     }
 }
 
-// sums [R, C vectors from d] += weights [R, count] * values [count, dim]
+// sums [R, C vectors from d] += weights [R, count] * values [count, dim]; a whole tile, where it ASKS.
 template <class KV, int R, int C, bool ASKS>
-static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums, const Ask& ask) {
+static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums, const Ask ask) {
     constexpr int READ = C * W * static_cast<int>(sizeof(KV));  // bytes of a token
     const int before = d * TILE * static_cast<int>(sizeof(KV));  // of the columns before these
     Vec sum[R][C];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) sum[r][c] = vload(sums + r * dim + d + c * W);
     if constexpr (IsPaired<KV>::value) {
         for (int t = 0; t < count; t += 2) {
             if constexpr (ASKS) ask.over<2 * READ>(before + t * READ);
-            const bool whole = t + 1 < count;
+            const bool whole = ASKS || t + 1 < count;
             for (int c = 0; c < C; ++c) {
                 Vec even, odd;
                 vload_pairs(values + t * dim + (d + c * W) * 2, even, odd);
@@ -115,7 +116,9 @@ static inline void mix_columns(const float* weights, const KV* values, int count
             }
         }
     }
+#pragma GCC unroll 8  // else sums go to memory
     for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
         for (int c = 0; c < C; ++c) vstore(sums + r * dim + d + c * W, sum[r][c]);
 }
 
