@@ -14,6 +14,7 @@
 
 bool emulated_tiles_are_right();   // tiles.cpp
 bool attention_tiles_are_right();  // attention_tiles.cpp
+bool attention_asks_once();  // attention_asks.cpp
 bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated);  // attention.cpp
 
 namespace {
@@ -287,6 +288,7 @@ int main() {
     sizes_that_make_no_sense_are_refused();
     EXPECT(emulated_tiles_are_right());
     EXPECT(attention_tiles_are_right());
+    EXPECT(attention_asks_once());
     attention_is_right_at_shapes(true);
     for (const int spin_us : {0, 200})
         for (const int threads : {1, 3, 9, 70}) regions_join(spin_us, threads);

@@ -9,7 +9,8 @@
 // the last part to finish merges them all in order. Unwritten slots may hold NaN: keys are masked, values not read.
 //
 // A decode row reads each tile once, from memory, in blocks that lie anywhere: while keys are scored their values are asked
-// for, and while values are summed the keys that follow, of this unit or of the next. That is what decode waits for.
+// for, and while values are summed the keys that follow, of this unit or of the next, so half a key block's memory ahead of
+// what is read. That is what decode waits for.
 
 constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 constexpr int TILE_VECS = TILE / W;
@@ -24,9 +25,17 @@ struct IsPaired<BF16> {
     static constexpr bool value = true;
 };
 
+constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
+static_assert(BLOCK_TILES % 2 == 0, "tiles are scored by twos");
+
+// Tiles of one key block; null: not there.
+template <class KV>
+using Tiles = const KV* [BLOCK_TILES];
+
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
 
+#include "attention/ahead.inl"
 #include "attention/products.inl"
 
 struct Unit {
@@ -36,11 +45,12 @@ struct Unit {
     int first_key, end_key;
 };
 
+// The tile of keys; its values lie a block's keys behind it.
 template <class KV>
-static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key, bool values) {
+static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key) {
     const int32_t block = p.block_table[unit.row->table_row * p.table_stride + key / p.block_size];
     const int64_t line = static_cast<int64_t>(p.block_size) * p.dim;
-    const KV* base = static_cast<const KV*>(p.cache) + block * p.cache_stride + (unit.kv_head * 2 + values) * line;
+    const KV* base = static_cast<const KV*>(p.cache) + block * p.cache_stride + unit.kv_head * 2 * line;
     return base + (key % p.block_size) / TILE * TILE * p.dim;
 }
 
@@ -70,24 +80,43 @@ static inline void soften(const AttentionParams& p, float* scores, float scale, 
         vstore(weights + i, weight);
         sum = sum + weight;
     }
-    if (now != top) {
+    if (now != top && top != NEGATIVE_INFINITY) {  // else there are no sums yet
         const Vec keep = vexp(vset(top - now));
         float kept[W];
         vstore(kept, keep);
         total *= kept[0];
         for (int d = 0; d < p.dim; d += W) vstore(sums + d, vload(sums + d) * keep);
-        top = now;
     }
+    top = now;
     total += vsum(sum);
 }
 
-// The tiles of a key block of the unit; null unless `is_there`.
+// The tiles of a key block of the unit, none of no unit.
 template <class KV>
-static void find_tiles(const AttentionParams& p, const Unit* unit, int key, bool values, bool is_there, Tiles<KV>& tiles) {
+static void find_keys(const AttentionParams& p, const Unit* unit, int key, Tiles<KV>& keys) {
     for (int t = 0; t < BLOCK_TILES; ++t) {
         const int at = key + t * TILE;
-        tiles[t] = is_there && at < unit->end_key ? tile_at<KV>(p, *unit, at, values) : nullptr;
+        keys[t] = unit != nullptr && at < unit->end_key ? tile_at<KV>(p, *unit, at) : nullptr;
     }
+}
+
+template <class KV>
+static void find_values(const AttentionParams& p, const Tiles<KV>& keys, Tiles<KV>& values) {
+    for (int t = 0; t < BLOCK_TILES; ++t) values[t] = keys[t] == nullptr ? nullptr : keys[t] + static_cast<int64_t>(p.block_size) * p.dim;
+}
+
+// What is read of `count` tokens' keys or values.
+template <class KV>
+static Soon soon_of(const Tiles<KV>& tiles, int count, bool are_keys, int dim) {
+    constexpr int BYTES = static_cast<int>(sizeof(KV));
+    const int tokens = are_keys ? TILE : IsPaired<KV>::value ? 2 : 1;  // that are read together
+    Soon soon;
+    soon.tile_bytes = TILE * dim * BYTES;
+    for (int t = 0; t < BLOCK_TILES; ++t) {
+        soon.tiles[t] = reinterpret_cast<const char*>(tiles[t]);
+        soon.bytes[t] = (least(TILE, most(0, count - t * TILE)) + tokens - 1) / tokens * tokens * dim * BYTES;
+    }
+    return soon;
 }
 
 // next: the unit after this one, or null.
@@ -105,12 +134,18 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
         memory.total[r] = 0;
     }
     P::begin(memory, rows, dim);
-    Tiles<KV> keys, values, soon, none = {};
-    for (int key = unit.first_key; key < unit.end_key; key += KEY_BLOCK) {
+    Tiles<KV> tiles[2], values;
+    find_keys<KV>(p, &unit, unit.first_key, tiles[0]);
+    for (int key = unit.first_key, now = 0; key < unit.end_key; key += KEY_BLOCK, now = 1 - now) {
         const int count = least(KEY_BLOCK, unit.end_key - key), width = (count + P::WIDTH - 1) / P::WIDTH * P::WIDTH;
-        find_tiles<KV>(p, &unit, key, false, true, keys);
-        find_tiles<KV>(p, &unit, key, true, true, values);
-        P::score(memory, rows, dim, keys, asks ? values : none);
+        const bool is_last = key + KEY_BLOCK >= unit.end_key;
+        const Unit* then = is_last ? next : &unit;
+        find_values<KV>(p, tiles[now], values);
+        const int then_key = is_last && next != nullptr ? next->first_key : key + KEY_BLOCK;
+        find_keys<KV>(p, then, then_key, tiles[1 - now]);
+        const Soon next_values = soon_of<KV>(values, count, false, dim);
+        const Soon next_keys = soon_of<KV>(tiles[1 - now], then == nullptr ? 0 : then->end_key - then_key, true, dim);
+        P::score(memory, rows, dim, tiles[now], asks ? &next_values : nullptr);
         for (int r = 0; r < rows; ++r) {
             const int position = first_position + r / group;
             const int to = p.causal ? least(count, position + 1 - key) : count;
@@ -118,11 +153,7 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
             soften<typename P::Weight>(p, memory.scores + r * KEY_BLOCK, P::SCALES_QUERIES ? 1.0f : p.scale, least(from, width), most(to, 0), width,
                                        memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
-        const bool is_last = key + KEY_BLOCK >= unit.end_key;
-        const Unit* then = is_last ? next : &unit;
-        const int then_key = then == nullptr ? 0 : is_last ? then->first_key : key + KEY_BLOCK;
-        find_tiles<KV>(p, then, then_key, false, asks && then != nullptr, soon);
-        P::mix(memory, rows, dim, values, count, soon);
+        P::mix(memory, rows, dim, values, count, asks ? &next_keys : nullptr);
     }
     P::end();
 }

@@ -2,13 +2,15 @@
 // by attention.inl, whose cache's tiles they read.
 
 // scores [R, N * 16] of R queries and N tiles of keys side by side: a sum waits for the one before it.
-template <class KV, int R, int N>
-static inline void score_tiles_of(const float* query, int dim, const KV* const* tiles, float* scores) {
+template <class KV, int R, int N, bool ASKS>
+static inline void score_tiles_and(const float* query, int dim, const KV* const* tiles, float* scores, const Ask ask) {
+    constexpr int READ = N * TILE * static_cast<int>(sizeof(KV));  // bytes of a dim
     Vec sum[R][N * TILE_VECS];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < N * TILE_VECS; ++v) sum[r][v] = vzero();
     if constexpr (IsPaired<KV>::value) {
         for (int d = 0; d < dim; d += 2) {
+            if constexpr (ASKS) ask.over<2 * READ>(d * READ);
             for (int v = 0; v < N * TILE_VECS; ++v) {
                 Vec even, odd;
                 vload_pairs(tiles[v / TILE_VECS] + d * TILE + v % TILE_VECS * 2 * W, even, odd);
@@ -20,6 +22,7 @@ static inline void score_tiles_of(const float* query, int dim, const KV* const* 
         }
     } else {
         for (int d = 0; d < dim; ++d) {
+            if constexpr (ASKS) ask.over<READ>(d * READ);
             Vec key[N * TILE_VECS];
             for (int v = 0; v < N * TILE_VECS; ++v) key[v] = vload(tiles[v / TILE_VECS] + d * TILE + v % TILE_VECS * W);
             for (int r = 0; r < R; ++r) {
@@ -32,49 +35,67 @@ static inline void score_tiles_of(const float* query, int dim, const KV* const* 
         for (int v = 0; v < N * TILE_VECS; ++v) vstore(scores + r * KEY_BLOCK + v * W, sum[r][v]);
 }
 
+template <class KV, int R, int N>
+static inline void score_tiles_of(const float* query, int dim, const KV* const* tiles, float* scores, const Ask* ask) {
+    if constexpr (R <= 6) {
+        if (ask != nullptr) return score_tiles_and<KV, R, N, true>(query, dim, tiles, scores, *ask);
+    } else if (ask != nullptr) {
+        ask->all();
+    }
+    score_tiles_and<KV, R, N, false>(query, dim, tiles, scores, {});
+}
+
+// ask: what the first of the rows ask for meanwhile, or null.
 template <class KV>
-static void score_rows(const float* query, int rows, int dim, const KV* const* keys, float* scores) {
-    for (; rows >= MOST_ROWS; rows -= MOST_ROWS, query += MOST_ROWS * dim, scores += MOST_ROWS * KEY_BLOCK)
-        score_tiles_of<KV, MOST_ROWS, 1>(query, dim, keys, scores);
+static void score_rows(const float* query, int rows, int dim, const KV* const* keys, float* scores, const Ask* ask) {
+    for (; rows >= MOST_ROWS; rows -= MOST_ROWS, query += MOST_ROWS * dim, scores += MOST_ROWS * KEY_BLOCK, ask = nullptr)
+        score_tiles_of<KV, MOST_ROWS, 1>(query, dim, keys, scores, ask);
     switch (rows) {
-        case 1: return score_tiles_of<KV, 1, 1>(query, dim, keys, scores);
-        case 2: return score_tiles_of<KV, 2, 1>(query, dim, keys, scores);
-        case 3: return score_tiles_of<KV, 3, 1>(query, dim, keys, scores);
-        case 4: return score_tiles_of<KV, 4, 1>(query, dim, keys, scores);
-        case 5: return score_tiles_of<KV, 5, 1>(query, dim, keys, scores);
+        case 1: return score_tiles_of<KV, 1, 1>(query, dim, keys, scores, ask);
+        case 2: return score_tiles_of<KV, 2, 1>(query, dim, keys, scores, ask);
+        case 3: return score_tiles_of<KV, 3, 1>(query, dim, keys, scores, ask);
+        case 4: return score_tiles_of<KV, 4, 1>(query, dim, keys, scores, ask);
+        case 5: return score_tiles_of<KV, 5, 1>(query, dim, keys, scores, ask);
         case 0: return;
         default: break;
     }
     if constexpr (MOST_ROWS > 6) {
-        score_tiles_of<KV, 6, 1>(query, dim, keys, scores);
-        score_rows<KV>(query + 6 * dim, rows - 6, dim, keys, scores + 6 * KEY_BLOCK);
+        score_tiles_of<KV, 6, 1>(query, dim, keys, scores, ask);
+        score_rows<KV>(query + 6 * dim, rows - 6, dim, keys, scores + 6 * KEY_BLOCK, nullptr);
     }
 }
 
-// Two tiles of keys: few rows take them at once, where there are registers for it.
+// Tiles of keys, one or two; few rows take two at once, where there are registers for it.
 template <class KV>
-static void score_two(const float* query, int rows, int dim, const KV* const* keys, float* scores) {
-    if constexpr (TILE_VECS == 1) {
+static void score_two(const float* query, int rows, int dim, const KV* const* keys, int t, float* scores, const Soon* soon) {
+    const bool are_two = keys[t + 1] != nullptr;
+    if (TILE_VECS == 1 && rows <= 3 && are_two) {
+        const Ask both = soon != nullptr ? soon->share(t, 2) : Ask{}, *ask = soon != nullptr ? &both : nullptr;
         switch (rows) {
-            case 1: return score_tiles_of<KV, 1, 2>(query, dim, keys, scores);
-            case 2: return score_tiles_of<KV, 2, 2>(query, dim, keys, scores);
-            case 3: return score_tiles_of<KV, 3, 2>(query, dim, keys, scores);
-            default: break;
+            case 1: return score_tiles_of<KV, 1, 2>(query, dim, keys + t, scores + t * TILE, ask);
+            case 2: return score_tiles_of<KV, 2, 2>(query, dim, keys + t, scores + t * TILE, ask);
+            default: return score_tiles_of<KV, 3, 2>(query, dim, keys + t, scores + t * TILE, ask);
         }
     }
-    score_rows<KV>(query, rows, dim, keys, scores);
-    score_rows<KV>(query, rows, dim, keys + 1, scores + TILE);
+    for (int i = t; i < t + 1 + are_two; ++i) {
+        const Ask one = soon != nullptr ? soon->share(i, 1) : Ask{};
+        score_rows<KV>(query, rows, dim, keys + i, scores + i * TILE, soon != nullptr ? &one : nullptr);
+    }
 }
 
-// sums [R, C vectors from d] += weights [R, count] * values [count, dim]
-template <class KV, int R, int C>
-static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums) {
+// sums [R, C vectors from d] += weights [R, count] * values [count, dim]; a whole tile, where it ASKS.
+template <class KV, int R, int C, bool ASKS>
+static inline void mix_columns(const float* weights, const KV* values, int count, int dim, int d, float* sums, const Ask ask) {
+    constexpr int READ = C * W * static_cast<int>(sizeof(KV));  // bytes of a token
+    const int before = d * TILE * static_cast<int>(sizeof(KV));  // of the columns before these
     Vec sum[R][C];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) sum[r][c] = vload(sums + r * dim + d + c * W);
     if constexpr (IsPaired<KV>::value) {
         for (int t = 0; t < count; t += 2) {
-            const bool whole = t + 1 < count;
+            if constexpr (ASKS) ask.over<2 * READ>(before + t * READ);
+            const bool whole = ASKS || t + 1 < count;
             for (int c = 0; c < C; ++c) {
                 Vec even, odd;
                 vload_pairs(values + t * dim + (d + c * W) * 2, even, odd);
@@ -86,6 +107,7 @@ static inline void mix_columns(const float* weights, const KV* values, int count
         }
     } else {
         for (int t = 0; t < count; ++t) {
+            if constexpr (ASKS) ask.over<READ>(before + t * READ);
             Vec value[C];
             for (int c = 0; c < C; ++c) value[c] = vload(values + t * dim + d + c * W);
             for (int r = 0; r < R; ++r) {
@@ -94,29 +116,39 @@ static inline void mix_columns(const float* weights, const KV* values, int count
             }
         }
     }
+#pragma GCC unroll 8  // else sums go to memory
     for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
         for (int c = 0; c < C; ++c) vstore(sums + r * dim + d + c * W, sum[r][c]);
 }
 
-template <class KV, int R, int C>
-static inline void mix_tile(const float* weights, const KV* values, int count, int dim, float* sums) {
+template <class KV, int R, int C, bool ASKS>
+static inline void mix_tile_and(const float* weights, const KV* values, int count, int dim, float* sums, const Ask& ask) {
     int d = 0;
-    for (; d + C * W <= dim; d += C * W) mix_columns<KV, R, C>(weights, values, count, dim, d, sums);
+    for (; d + C * W <= dim; d += C * W) mix_columns<KV, R, C, ASKS>(weights, values, count, dim, d, sums, ask);
     if constexpr (C > 1) {
-        for (; d < dim; d += W) mix_columns<KV, R, 1>(weights, values, count, dim, d, sums);
+        for (; d < dim; d += W) mix_columns<KV, R, 1, ASKS>(weights, values, count, dim, d, sums, ask);
     }
 }
 
+// Part of a tile asks at once.
+template <class KV, int R, int C>
+static inline void mix_tile(const float* weights, const KV* values, int count, int dim, float* sums, const Ask* ask) {
+    if (ask != nullptr && count == TILE) return mix_tile_and<KV, R, C, true>(weights, values, count, dim, sums, *ask);
+    if (ask != nullptr) ask->all();
+    mix_tile_and<KV, R, C, false>(weights, values, count, dim, sums, {});
+}
+
 template <class KV>
-static void mix_rows(const float* weights, int rows, const KV* values, int count, int dim, float* sums) {
-    for (; rows >= 6; rows -= 6, weights += 6 * KEY_BLOCK, sums += 6 * dim)
-        mix_tile<KV, 6, 2>(weights, values, count, dim, sums);
+static void mix_rows(const float* weights, int rows, const KV* values, int count, int dim, float* sums, const Ask* ask) {
+    for (; rows >= 6; rows -= 6, weights += 6 * KEY_BLOCK, sums += 6 * dim, ask = nullptr)
+        mix_tile<KV, 6, 2>(weights, values, count, dim, sums, ask);
     switch (rows) {
-        case 1: return mix_tile<KV, 1, 8>(weights, values, count, dim, sums);
-        case 2: return mix_tile<KV, 2, 4>(weights, values, count, dim, sums);
-        case 3: return mix_tile<KV, 3, 4>(weights, values, count, dim, sums);
-        case 4: return mix_tile<KV, 4, 2>(weights, values, count, dim, sums);
-        case 5: return mix_tile<KV, 5, 2>(weights, values, count, dim, sums);
+        case 1: return mix_tile<KV, 1, 8>(weights, values, count, dim, sums, ask);
+        case 2: return mix_tile<KV, 2, 4>(weights, values, count, dim, sums, ask);
+        case 3: return mix_tile<KV, 3, 4>(weights, values, count, dim, sums, ask);
+        case 4: return mix_tile<KV, 4, 2>(weights, values, count, dim, sums, ask);
+        case 5: return mix_tile<KV, 5, 2>(weights, values, count, dim, sums, ask);
         default: return;
     }
 }
@@ -132,22 +164,8 @@ struct UnitMemory {
     float* tail;
 };
 
-constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
-static_assert(BLOCK_TILES % 2 == 0, "tiles are scored by twos");
-
-// Tiles of one key block; null: not there.
-template <class KV>
-using Tiles = const KV* [BLOCK_TILES];
-
-// The tile is needed soon.
-template <class KV>
-static inline void ask_for(const KV* tile, int dim) {
-    const char* at = reinterpret_cast<const char*>(tile);
-    for (int i = 0; tile != nullptr && i < TILE * dim * static_cast<int>(sizeof(KV)); i += 64) __builtin_prefetch(at + i);
-}
-
 // A unit's two products: queries are taken row by row, scored with the keys of a block, and once the scores are weights,
-// values are mixed by them. `soon`: tiles to ask for. Of KV's type, in float32.
+// values are mixed by them. `soon`: what is asked for meanwhile, or null. Of KV's type, in float32.
 template <class T, class KV>
 struct Products {
     using Weight = float;
@@ -158,19 +176,18 @@ struct Products {
         for (int d = 0; d < dim; d += W) vstore(memory.query + r * dim + d, vload(query + d) * by);
     }
     static void begin(const UnitMemory&, int, int) {}
-    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& keys, const Tiles<KV>& soon) {
-        for (int t = 0; t < BLOCK_TILES && keys[t] != nullptr; t += 2) {
-            ask_for(soon[t], dim);
-            ask_for(soon[t + 1], dim);
-            const auto score = keys[t + 1] != nullptr ? score_two<KV> : score_rows<KV>;
-            score(memory.query, rows, dim, keys + t, memory.scores + t * TILE);
-        }
+    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& keys, const Soon* soon) {
+        int t = 0;
+        for (; t < BLOCK_TILES && keys[t] != nullptr; t += 2) score_two<KV>(memory.query, rows, dim, keys, t, memory.scores, soon);
+        if (soon != nullptr) soon->all_from(t - (t > 0 && keys[t - 1] == nullptr));
     }
-    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& values, int count, const Tiles<KV>& soon) {
-        for (int t = 0; t * TILE < count; ++t) {
-            ask_for(soon[t], dim);
-            mix_rows<KV>(memory.scores + t * TILE, rows, values[t], least(TILE, count - t * TILE), dim, memory.sums);
+    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<KV>& values, int count, const Soon* soon) {
+        int t = 0;
+        for (; t * TILE < count; ++t) {
+            const Ask share = soon != nullptr ? soon->share(t, 1) : Ask{};
+            mix_rows<KV>(memory.scores + t * TILE, rows, values[t], least(TILE, count - t * TILE), dim, memory.sums, soon != nullptr ? &share : nullptr);
         }
+        if (soon != nullptr) soon->all_from(t);
     }
     static void end() {}
 };
@@ -190,8 +207,8 @@ struct TileProducts {
         __builtin_memset(memory.sums + rows * dim, 0, sizeof(float) * (all - rows) * dim);
         configure_attention();
     }
-    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& keys, const Tiles<BF16>& soon) {
-        for (const BF16* tile : soon) ask_for(tile, dim);
+    static void score(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& keys, const Soon* soon) {
+        if (soon != nullptr) soon->all_from(0);
         const uint16_t* at[BLOCK_TILES];
         int count = 0;
         for (; count < BLOCK_TILES && keys[count] != nullptr; ++count) at[count] = &keys[count]->bits;
@@ -199,8 +216,8 @@ struct TileProducts {
         score_tiles(reinterpret_cast<const uint16_t*>(memory.query), rows, dim, at, count, memory.scores);
     }
     // Values go by pairs of tiles: one after the other, where they lie so and are full, else copied.
-    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& values, int count, const Tiles<BF16>& soon) {
-        for (const BF16* tile : soon) ask_for(tile, dim);
+    static void mix(const UnitMemory& memory, int rows, int dim, const Tiles<BF16>& values, int count, const Soon* soon) {
+        if (soon != nullptr) soon->all_from(0);
         const uint16_t* pairs[BLOCK_TILES / 2];
         for (int t = 0; t * TILE < count; t += 2) {
             const bool is_whole = count - t * TILE >= 2 * TILE && values[t + 1] == values[t] + TILE * dim;
