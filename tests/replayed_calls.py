@@ -6,6 +6,7 @@ It takes the inputs it was recorded with, whatever lies in them by then, and fil
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,8 @@ class CallRecorder:
     def record(self, fn: Callable[[Any], Any], inputs: Any) -> tuple[ReplayedCall, Any]:
         self.num_live += 1
         self.keys.append(inputs.key)
-        inputs = replace(inputs)  # a graph holds what it was given, whatever becomes of the call
+        # a graph holds what it was given, whatever becomes of the call, and of plans that the next step updates
+        inputs = replace(inputs, plans=[copy(plan) for plan in inputs.plans])
         outputs = self._outputs(inputs)
         return ReplayedCall(fn, inputs, outputs, self.replayed), outputs
 

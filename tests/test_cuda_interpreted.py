@@ -128,3 +128,28 @@ def test_captured_steps_give_the_tokens_of_eager_ones(
     assert {key.rows for key in prompts} == {1, 3} or "max_num_batched_tokens" in flags
     assert step.num_captures == len(platform.recorder.keys) == len(set(platform.recorder.keys))
     assert any(not key.is_decode for key in platform.recorder.replayed), "some key with prompts came again"
+
+
+def test_a_key_recorded_with_decodes_serves_fewer(tiny: Callable[[str], Any]) -> None:
+    """Two decodes beside a prompt are recorded, then one beside another, then none beside two: the same key."""
+    words = prompts_of((40, 41, 10, 9, 5, 6))
+    lasts = (5, 16, 2, 2, 2, 2)  # tokens of each: two run while the third comes, one while the fourth does
+    after = {1: 2, 8: 3}  # step -> who comes then
+
+    def tokens_of(platform: InterpretedCUDA, **flags: Any) -> list[list[int]]:
+        assembled = made(tiny("llama"), platform, **flags)
+        asked = [request(i, word, max_tokens=last) for i, (word, last) in enumerate(zip(words, lasts, strict=True))]
+
+        def arrive(step: int, outcome: Any) -> None:
+            if step in after:
+                assembled.engine.submit(asked[after[step]])
+
+        outcome = drive(assembled.engine, asked[:2], on_step=arrive)
+        last = drive(assembled.engine, asked[4:])
+        assembled.engine.shutdown()
+        return [outcome.of(i) for i in range(4)] + [last.of(4), last.of(5)]
+
+    platform = InterpretedCUDA()
+    assert tokens_of(platform) == tokens_of(InterpretedCUDA(), enforce_eager=True)
+    small = [(key.tokens, key.rows) for key in platform.recorder.replayed if not key.is_decode]
+    assert small == [(16, 3), (16, 3)], "recorded beside two decodes, replayed beside one and beside none"

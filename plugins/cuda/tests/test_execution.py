@@ -55,7 +55,7 @@ def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     assert [key.tokens for key in eager] == [8192, 1024, 256, 128, 64, 32, 16, 2]
     assert not any(key.is_decode for key in eager)
     captured = [(key.tokens, key.rows) for key in keys if key.static and not key.is_decode]
-    assert captured == [(1024, 64), (1024, 8), (1024, 1), (16, 1), (16, 8)]
+    assert captured == [(1024, 64), (1024, 16), (1024, 4), (1024, 1), (16, 1), (16, 4)]
     assert all(policy.key(key) == key for key in keys if key.static)
     assert [key.mode.filters for key in keys if key.is_decode] == [True]
     assert not set(keys) & set(policy.eager_keys())
@@ -150,9 +150,10 @@ def test_every_small_step_with_prompts_has_a_static_key_that_holds_it(
 
 
 def test_sizes_of_steps_with_prompts_are_few() -> None:
-    assert prompt_sizes(40, 20) == ((16, 1), (16, 8), (16, 20), (32, 1), (32, 8), (32, 20), (40, 1), (40, 8), (40, 20))
+    few = ((16, 1), (16, 4), (16, 16), (32, 1), (32, 4), (32, 16), (32, 20), (40, 1), (40, 4), (40, 16), (40, 20))
+    assert prompt_sizes(40, 20) == few
     assert prompt_sizes(0, 8) == prompt_sizes(1, 8) == ()
-    assert len(prompt_sizes(1024, 1024)) == 37
+    assert len(prompt_sizes(1024, 1024)) == 52 and all(rows <= tokens for tokens, rows in prompt_sizes(1024, 1024))
     assert [tokens for tokens, rows in prompt_sizes(1024, 1)] == [16, 32, 64, 128, 256, 384, 512, 768, 1024]
 
 

@@ -39,6 +39,7 @@ from tenon_platforms.shapes import ShapePolicy
 from .block_allocator import BlockAllocator
 from .deltas import DeltaBuilder
 from .engine import Engine
+from .giving_back import GivenBack
 from .grammars import Grammars
 from .kv_memory import KVMemory
 from .outputs import OutputRouter
@@ -102,12 +103,13 @@ class Sockets:
                 remedy="a device whose calls return before their work is done leaves `shares_host_memory` at False",
             )
         device.open()
-        return cls(
-            platform=platform,
-            device=device,
-            capabilities=platform.capabilities(device),
-            execution=platform.execution(device),
-        )
+        with GivenBack(device.close):
+            return cls(
+                platform=platform,
+                device=device,
+                capabilities=platform.capabilities(device),
+                execution=platform.execution(device),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

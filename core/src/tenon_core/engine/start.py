@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from tenon_platforms.version import contract_version_text
 
 from .assembly import Assembled, ModelSource, Parts, Sockets, assemble, pooling_facts
 from .engine import Engine
+from .giving_back import GivenBack
 from .messages import NO_TOKENS, FinishReason, GenerateRequest
 from .plan import ResolvedPlan, kernel_map, kernel_uses
 from .weight_source import CheckpointSource
@@ -111,21 +113,26 @@ def start_with_report(
     with clock.phase("select platform"):
         platform, manifest = select_platform(config)
         sockets = Sockets.open(platform)
-    try:
-        return _start_on(sockets, manifest, config, clock)
-    except BaseException:
-        sockets.device.close()  # who starts again in this process finds it as this start did
-        raise
+    with GivenBack(partial(_close, sockets.device)) as taken:
+        return _start_on(sockets, manifest, config, clock, taken)
 
 
-def _start_on(sockets: Sockets, manifest: Manifest, config: EngineConfig, clock: _Clock) -> tuple[Engine, StartReport]:
-    """The same on an open device."""
+def _close(device: Device) -> None:
+    device.synchronize()
+    device.close()
+
+
+def _start_on(
+    sockets: Sockets, manifest: Manifest, config: EngineConfig, clock: _Clock, taken: GivenBack
+) -> tuple[Engine, StartReport]:
+    """The same on an open device, which is `taken`."""
     with clock.phase("open model"):
         opened = open_model(config)
     ledger, config = adjust(config, sockets, opened)
     dtype, kv_dtype = effective_dtypes(config, sockets.capabilities, opened, ledger)
     with clock.phase("load weights"):
         assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype)
+        taken.give = assembled.engine.shutdown
         opened.checkpoint.tensors.close()  # kernels have what they packed; what they use where it lies stays valid
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)

@@ -14,11 +14,13 @@ import torch
 from tenon_platforms.device import Device, LoadPolicy, ProcessModel
 
 from . import native
+from .thread_users import USERS
 
 
 @dataclass(slots=True, kw_only=True)
 class CPUDevice(Device):
-    """The host. threads: of one step, set when the device is opened and put back when it is closed. cores: that the
+    """The host. threads: of one step, set when the device is opened and put back when the
+    last one of the process is closed. cores: that the
     native library's threads are bound to, in this order, but for the caller's; empty: the system places them.
     """
 
@@ -34,19 +36,20 @@ class CPUDevice(Device):
         )
 
     def open(self) -> None:
-        if not self._threads_before:
+        is_new = not self._threads_before
+        if is_new:
             self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         self.load_threads = self.threads
-        if native.why_not() is None:
-            native.set_threads(self.threads, self.cores)
+        if is_new and native.why_not() is None:
+            USERS.enter((self.threads, self.cores))
 
     def close(self) -> None:
         if self._threads_before:
             torch.set_num_threads(self._threads_before)
             self._threads_before = 0
             if native.why_not() is None:
-                native.set_threads(1)
+                USERS.leave((self.threads, self.cores))
         trim_heap()
 
     def sleep(self, tags: tuple[str, ...]) -> bool:

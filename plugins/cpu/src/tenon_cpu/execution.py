@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tenon_platforms.device import Device
     from tenon_platforms.model import ModelSpec
 
-STEP_TOKENS = 1024  # of prompts; rows that decode beside them have room of their own
+STEP_TOKENS = 1024  # and one for every row, so that those that decode leave as many to prompts
 EVERY, FINE, COARSE = 32, 4, 16  # row counts: each up to 32, every 4th up to 128, every 16th from there
 FINE_UNTIL = 128
 

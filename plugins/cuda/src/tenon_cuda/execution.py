@@ -2,7 +2,7 @@
 
     decodes   rows     1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...   a captured size each
     prompts   tokens   16 32 64 128 256 384 512 768 1024      those of decodes in the same step included
-              rows     1 8 64 256 max_rows                    1: one prompt and nothing else
+              rows     1 4 16 64 128 256 512 max_rows         1: one prompt and nothing else; at most one a token
     mode      greedy and plain sampling; any other when a batch first needs it
 
 At the start what decodes, prompts and filtered sampling launch is compiled, many kernels at a time; the powers of two,
@@ -36,7 +36,7 @@ FIRST_ROWS = (1, 2, 4)
 TYPICAL_TOKENS = (1024, 256, 128, 64, 32, 16, 2)  # where linears, experts or an attention take another way
 PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768)
 COARSE_TOKENS = 256  # from one size to the next beyond those
-PROMPT_ROWS = (1, 8, 64, 256)
+PROMPT_ROWS = (1, 4, 16, 64, 128, 256, 512)
 FIRST_PROMPT = 128  # tokens of the one that is recorded at the start
 FILTERED = SamplingMode(noise=True, filters=True)
 ROW_STEPS = ((64, 8), (128, 16), (512, 32), (1024, 64), (1 << 30, 128))  # (up to, step)
@@ -47,7 +47,8 @@ class CaptureLattice(LatticeShapes):
 
     def key(self, need: ShapeKey) -> ShapeKey:
         """Prompts are captured with a logit a row at most, and where neither a grammar nor log-probabilities are asked
-        for: in the former the host stands between forward and sampling, and all of them are more keys than are kept.
+        for: in the former the host stands between forward and sampling, and of either there would be many more keys,
+        each a graph that is kept.
         """
         mode = need.mode
         if not need.is_decode and (need.logits > need.rows or mode.grammar or mode.num_logprobs >= 0):
@@ -65,8 +66,8 @@ class CaptureLattice(LatticeShapes):
         for tokens in dict.fromkeys((self.limits.max_tokens, *TYPICAL_TOKENS)):
             if tokens <= self.limits.max_tokens:
                 yield ShapeKey(tokens=tokens, rows=1, logits=1, max_query=tokens, blocks=0)
-        longest = {rows: tokens for tokens, rows in self.prefill}  # the last of equal rows has the most tokens
-        for tokens, rows in dict.fromkeys([*((longest[rows], rows) for rows in reversed(longest)), *self.prefill[:2]]):
+        longest = [size for size in reversed(self.prefill) if size[0] == self.prefill[-1][0]]
+        for tokens, rows in dict.fromkeys((*longest, *self.prefill[:2])):
             yield ShapeKey(tokens=tokens, rows=rows, logits=rows, max_query=tokens, blocks=0, static=True)
         rows = self.decode_rows[0]
         yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
@@ -134,5 +135,5 @@ def prompt_sizes(most_tokens: int, most_rows: int) -> tuple[tuple[int, int], ...
     sizes = [*PROMPT_TOKENS, *range(PROMPT_TOKENS[-1] + COARSE_TOKENS, most_tokens, COARSE_TOKENS)]
     tokens = [*(size for size in sizes if size < most_tokens), most_tokens]
     rows = [*(count for count in PROMPT_ROWS if count < most_rows), most_rows]
-    fewer = dict(zip(rows, [0, *rows], strict=False))  # the next smaller count, which is enough for so many tokens
-    return tuple((size, count) for size in tokens for count in rows if fewer[count] < size)
+    pairs = ((size, min(count, size)) for size in tokens for count in rows)  # every row has a token
+    return tuple(dict.fromkeys(pairs))
