@@ -111,7 +111,9 @@ def test_what_serving_will_launch_is_compiled_before_anything_is_prepared(
     prompts = typical[:-1]
     assert [tokens for _, tokens in prompts] == [key.tokens for key, _ in prompts]
     assert [key.tokens for key, _ in prompts if not key.static][-3:] == [32, 16, 2]
-    assert [(key.tokens, key.rows) for key, _ in prompts if key.static] == [(1024, 8), (1024, 1), (16, 1), (16, 8)]
+    assert [(key.tokens, key.rows) for key, _ in prompts if key.static] == [
+        (1024, 8), (1024, 4), (1024, 1), (16, 1), (16, 4)
+    ]  # fmt: skip
     assert not any(key.is_decode for key, _ in prompts)
     assembled.engine.shutdown()
 
@@ -152,7 +154,8 @@ def test_steps_with_prompts_are_captured_and_change_no_token(tiny: Any, flags: d
     platform = CapturingSim()
     assert tokens(platform) == expected
     captured = captured_prompts(platform)
-    assert {rows for _, rows in captured} == {1, min(flags.get("max_num_seqs", 8), 8)}
+    most = flags.get("max_num_seqs", 8)
+    assert {rows for _, rows in captured} <= {1, min(most, 4), most} and len({rows for _, rows in captured}) > 1
     assert len({size for size, _ in captured}) > 1 or "max_num_batched_tokens" in flags
     platform = CapturingSim(graph_tokens=0)
     assert tokens(platform) == expected
