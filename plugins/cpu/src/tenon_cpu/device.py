@@ -14,7 +14,7 @@ import torch
 from tenon_platforms.device import Device, LoadPolicy, ProcessModel
 
 from . import native
-from .thread_users import USERS
+from .thread_users import USERS, Wish
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class CPUDevice(Device):
     shares_host_memory: bool = True
     load_policy: LoadPolicy = LoadPolicy.MMAP
     _threads_before: int = 0
+    _wish: Wish | None = None  # while it is open and there is a native library
 
     def __post_init__(self) -> None:
         self.process_model = ProcessModel(
@@ -42,14 +43,16 @@ class CPUDevice(Device):
         torch.set_num_threads(self.threads)
         self.load_threads = self.threads
         if is_new and native.why_not() is None:
-            USERS.enter((self.threads, self.cores))
+            self._wish = Wish(threads=self.threads, cores=self.cores)
+            USERS.enter(self._wish)
 
     def close(self) -> None:
         if self._threads_before:
             torch.set_num_threads(self._threads_before)
             self._threads_before = 0
-            if native.why_not() is None:
-                USERS.leave((self.threads, self.cores))
+        if self._wish is not None:
+            USERS.leave(self._wish)
+            self._wish = None
         trim_heap()
 
     def sleep(self, tags: tuple[str, ...]) -> bool:

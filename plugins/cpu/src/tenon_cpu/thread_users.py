@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 from . import native
 
-Wish = tuple[int, tuple[int, ...]]  # threads, and the cores that they are bound to
-NOBODY: Wish = (1, ())
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Wish:
+    """What an open device asked for: so many threads, bound to these cores. Two that are equal are two."""
+
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+
+
+NOBODY = Wish()
 
 
 class ThreadUsers:
@@ -32,10 +41,9 @@ class ThreadUsers:
 
     def _fulfil(self, wish: Wish) -> None:
         """Threads that are so already stay: an engine may be computing on them."""
-        threads, cores = wish
-        if native.num_threads() != threads or self._cores != cores:
-            native.set_threads(threads, cores)
-            self._cores = cores
+        if native.num_threads() != wish.threads or self._cores != wish.cores:
+            native.set_threads(wish.threads, wish.cores)
+            self._cores = wish.cores
 
 
 USERS = ThreadUsers()
