@@ -19,9 +19,9 @@ from .thread_users import USERS, Wish
 
 @dataclass(slots=True, kw_only=True)
 class CPUDevice(Device):
-    """The host. threads: of one step, set when the device is opened and put back when the
-    last one of the process is closed. cores: that the
-    native library's threads are bound to, in this order, but for the caller's; empty: the system places them.
+    """The host. threads: of one step, set when the device is opened and put back when the last one of the process is
+    closed. cores: that the native library's threads are bound to, in this order, but for the caller's; empty: the
+    system places them.
     """
 
     threads: int = 1
