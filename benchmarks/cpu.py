@@ -68,8 +68,8 @@ class Tenon:
         )
         options = {"threads": threads, "gguf": gguf, "weights": weights, "kernels": kernels}
         sockets = Sockets.open(CPUPlatform(options))
-        opened = open_model(config)
-        self.assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv)
+        self.opened = open_model(config)
+        self.assembled = load(config, sockets, self.opened, dtype=dtype, kv_dtype=kv)
         self._next = 0
 
     def generate(self, prompts: Prompts, count: int) -> Prompts:

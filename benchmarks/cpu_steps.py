@@ -1,9 +1,10 @@
 """Where a step of the CPU platform goes: each kind of kernel beside the bytes it must read; whole runs step by step.
 
-    taskset -c 0,1 python benchmarks/cpu_steps.py FOLDER [--threads 2] [--rows 1,16,32] [--requests 16,32]
+    taskset -c 0,1 python benchmarks/cpu_steps.py MODEL [--threads 2] [--rows 1,16,32] [--requests 16,32]
 
-FOLDER: safetensors of a Llama-like model in bfloat16 (weights may be random). Needs the native library: its tape
-replays a step with the time of each call, in which is the wait for the call's last thread. Three parts, in one run:
+MODEL: a Llama-like model (weights may be random), a folder of safetensors or a GGUF file, whose blocks are computed in
+place. Needs the native library: its tape replays a step with the time of each call, in which is the wait for the call's
+last thread. Three parts, in one run:
 
     reads  what the threads read a second: a plain loop over 512 MiB, and a product of one token; the better is *memory*
     steps  decode steps of some rows at a context of 192, and prompt steps: ms by kind of call, bytes (weights, KV) and
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
+import gc
 import os
 import statistics
 import time
@@ -45,7 +46,7 @@ READ_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a model, from its config.json."""
+    """Sizes of a model, from its configuration. kv_type: of the cache."""
 
     hidden: int
     inner: int
@@ -54,10 +55,10 @@ class Shape:
     kv_heads: int
     dim: int
     vocab: int
+    kv_type: DType
 
     @classmethod
-    def of(cls, folder: Path) -> Shape:
-        config = json.loads((folder / "config.json").read_text())
+    def of(cls, config: dict[str, Any], kv_type: DType) -> Shape:
         heads = config["num_attention_heads"]
         return cls(
             hidden=config["hidden_size"],
@@ -67,29 +68,43 @@ class Shape:
             kv_heads=config.get("num_key_value_heads", heads),
             dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab=config["vocab_size"],
+            kv_type=kv_type,
         )
 
-    def linears(self) -> dict[tuple[int, int], tuple[str, int]]:
-        """(columns, width of the result): (kind, values of the weight)."""
+    def kinds(self) -> dict[tuple[int, int], str]:
+        """(columns, width of the result) of the linears."""
         qkv, attended = (self.heads + 2 * self.kv_heads) * self.dim, self.heads * self.dim
         return {
-            (self.hidden, self.inner): ("gate/up", 2 * self.hidden * self.inner),
-            (self.hidden, qkv): ("qkv", self.hidden * qkv),
-            (attended, self.hidden): ("out", attended * self.hidden),
-            (self.inner, self.hidden): ("down", self.inner * self.hidden),
-            (self.hidden, self.vocab): ("head", self.hidden * self.vocab),
+            (self.hidden, self.inner): "gate/up",
+            (self.hidden, qkv): "qkv",
+            (attended, self.hidden): "out",
+            (self.inner, self.hidden): "down",
+            (self.hidden, self.vocab): "head",
         }
 
     @property
-    def weight_bytes(self) -> int:
-        """Of all products of a step, in bfloat16."""
-        sizes = dict(self.linears().values())
-        return 2 * (sizes.pop("head") + self.layers * sum(sizes.values()))
+    def kv_bytes(self) -> int:
+        """Of one token of context in all layers."""
+        return 2 * self.kv_type.num_bytes * self.kv_heads * self.dim * self.layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What calls of a model are: its shape, and its linears by their handles."""
+
+    shape: Shape
+    linears: dict[int, NativeLinear]
+
+    @classmethod
+    def of(cls, shape: Shape) -> Work:
+        """Of the only engine of this process."""
+        linears = (one for one in gc.get_objects() if isinstance(one, NativeLinear))
+        return cls(shape=shape, linears={one._handle: one for one in linears if one._handle is not None})
 
     @property
-    def kv_bytes(self) -> int:
-        """Of one token of context in all layers, in bfloat16."""
-        return 2 * 2 * self.kv_heads * self.dim * self.layers
+    def weight_bytes(self) -> int:
+        """Of all products of a step."""
+        return sum(part.nbytes for linear in self.linears.values() for part in linear.parts)
 
 
 @dataclass(slots=True)
@@ -117,7 +132,7 @@ class StepProfile:
     as_run: float = 0.0
 
 
-def profile(name: str, tape: Tape, lengths: list[int], key: ShapeKey, shape: Shape) -> StepProfile:
+def profile(name: str, tape: Tape, lengths: list[int], key: ShapeKey, work: Work) -> StepProfile:
     """Replay a tape that was just recorded: plainly, and call by call. lengths: of each row's context."""
     whole, rounds = [], []
     for _ in range(ROUNDS if key.is_decode else PROMPT_ROUNDS):
@@ -125,7 +140,7 @@ def profile(name: str, tape: Tape, lengths: list[int], key: ShapeKey, shape: Sha
         rounds.append(tape.time())
     kinds: dict[str, Kind] = defaultdict(Kind)
     for calls in zip(*rounds, strict=True):
-        kind, nbytes, products = kind_of(calls[0].name, calls[0].params, shape, lengths, key.is_decode)
+        kind, nbytes, products = kind_of(calls[0].name, calls[0].params, work, lengths, key.is_decode)
         entry = kinds[kind]
         entry.calls += 1
         entry.seconds += statistics.median(call.seconds for call in calls)
@@ -134,13 +149,16 @@ def profile(name: str, tape: Tape, lengths: list[int], key: ShapeKey, shape: Sha
     return StepProfile(name=name, key=key, context=sum(lengths), whole=statistics.median(whole), kinds=dict(kinds))
 
 
-def kind_of(name: str, params: int, shape: Shape, lengths: list[int], is_decode: bool) -> tuple[str, int, int]:
+def kind_of(name: str, params: int, work: Work, lengths: list[int], is_decode: bool) -> tuple[str, int, int]:
     """(kind, bytes it must read, products) of one call of a step, whose prompts are whole ones."""
+    shape = work.shape
     if name == "tenon_cpu_linear":
         call = LinearCall.from_address(params)
-        found = shape.linears().get((call.x_stride, call.y_stride))
-        kind, values = found or (f"{call.x_stride} to {call.y_stride}", call.x_stride * call.y_stride)
-        return kind, 2 * values, values * call.tokens
+        linear = work.linears[call.linear]
+        columns, width = linear.columns, linear.out_features
+        kind = shape.kinds().get((columns, width), f"{columns} to {width}")
+        products = sum(part.rows for part in linear.parts) * columns * call.tokens
+        return kind, sum(part.nbytes for part in linear.parts), products
     if name == "tenon_attention":
         pairs = sum(lengths) if is_decode else sum(length * (length + 1) // 2 for length in lengths)
         nbytes = sum(lengths) * shape.kv_bytes // shape.layers if is_decode else 0
@@ -154,7 +172,7 @@ class WatchedStep(Executable):
 
     inner: TapeExecutable
     fn: Callable[[Any], Any]
-    shape: Shape
+    work: Work
     wants: dict[str, Callable[[Any], bool]] = field(default_factory=dict)
     profiles: list[StepProfile] = field(default_factory=list)
     took: list[tuple[Any, float, float]] = field(default_factory=list)  # key, start, end
@@ -180,7 +198,7 @@ class WatchedStep(Executable):
             own.record(key, inputs)
             tape = own.tape(key)
             assert tape is not None, f"{name} has an operation without a native kernel"
-            found = profile(name, tape, inputs.inputs.host.seq_lens.tolist(), key, self.shape)
+            found = profile(name, tape, inputs.inputs.host.seq_lens.tolist(), key, self.work)
             found.as_run = self.took[-1][2] - self.took[-1][1]
             return found
         finally:
@@ -190,11 +208,13 @@ class WatchedStep(Executable):
 class Watched(Tenon):
     """Tenon whose steps are watched. whole: seconds of each `Engine.step`."""
 
-    def __init__(self, folder: Path, *, threads: int, concurrent: int, kv: DType) -> None:
-        kinds = {"gguf": "auto", "weights": "auto", "kernels": "native"}
-        super().__init__(folder, threads=threads, dtype=DType.BFLOAT16, kv=kv, concurrent=concurrent, **kinds)
+    def __init__(self, model: Path, *, threads: int, concurrent: int, kv: DType) -> None:
+        kinds = {"gguf": "inplace", "weights": "auto", "kernels": "native"}
+        dtype = DType.BFLOAT16 if model.is_dir() else DType.FLOAT32
+        super().__init__(model, threads=threads, dtype=dtype, kv=kv, concurrent=concurrent, **kinds)
         runner = self.assembled.engine.executor.runner
-        self.steps = WatchedStep(runner.step, runner._step, Shape.of(folder))
+        work = Work.of(Shape.of(self.opened.checkpoint.config, kv))
+        self.steps = WatchedStep(runner.step, runner._step, work)
         runner.step = self.steps
 
     def profile_decode(self, rng: np.random.Generator, rows: int) -> None:
@@ -288,9 +308,9 @@ def prompt_step(key: ShapeKey) -> str:
     return "prompts" if key.tokens >= PROMPT * (key.rows - 1) else "prompts and decodes"
 
 
-def step_floor(shape: Shape, requests: int, memory_speed: float) -> float:
+def step_floor(work: Work, requests: int, memory_speed: float) -> float:
     """Seconds that weights and KV of a decode step take, at the mean context of a run."""
-    return (shape.weight_bytes + requests * (PROMPT + OUTPUT / 2) * shape.kv_bytes) / memory_speed
+    return (work.weight_bytes + requests * (PROMPT + OUTPUT / 2) * work.shape.kv_bytes) / memory_speed
 
 
 def limit(requests: int, floor: float, prefill_speed: float) -> float:
@@ -377,17 +397,18 @@ def run_lines(run: Run, floor: float, bound: float) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a folder of safetensors in bfloat16")
+    parser.add_argument("model", type=Path, help="a folder of safetensors, or a GGUF file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", default="1,16,32", help="decode steps to take apart, comma-separated")
     parser.add_argument("--prompts", default="1x512,16x128", help="prompt steps to take apart: prompts x tokens")
     parser.add_argument("--requests", default="16,32", help="whole runs, comma-separated; empty: none")
     parser.add_argument("--repeat", type=int, default=2, help="whole runs of each number of requests")
+    parser.add_argument("--kv", default="bfloat16", help="the cache's dtype")
     args = parser.parse_args()
     rows, requests = ([int(one) for one in text.split(",") if one] for text in (args.rows, args.requests))
     rng = np.random.default_rng(0)
     with torch.inference_mode():
-        engine = Watched(args.model, threads=args.threads, concurrent=max([*rows, *requests, 1]), kv=DType.BFLOAT16)
+        engine = Watched(args.model, threads=args.threads, concurrent=max([*rows, *requests, 1]), kv=DType(args.kv))
         engine.generate(prompts_of(rng, 2, 16), 4)  # warm up
         reads, region = read_speeds(), region_seconds()
         memory_speed = max(reads.values())
@@ -400,13 +421,13 @@ def main() -> None:
             engine.profile_prompts(rng, count, length)
         for step in engine.steps.profiles:
             print("\n".join(table(step, memory_speed)), flush=True)
-        shape = engine.steps.shape
+        work = engine.steps.work
         long = [prompts_of(rng, 1, PREFILL) for _ in range(3)]
         prefill = PREFILL / statistics.median(seconds(lambda one=one: engine.generate(one, 1)) for one in long)
         print(f"a prompt of {PREFILL}: {prefill:.0f} tokens/s")
         for count in requests:
             for _ in range(args.repeat):
-                floor = step_floor(shape, count, memory_speed)
+                floor = step_floor(work, count, memory_speed)
                 bound = limit(count, floor, prefill)
                 print("\n".join(run_lines(whole_run(engine, rng, count), floor, bound)), flush=True)
 

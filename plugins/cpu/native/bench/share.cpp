@@ -18,7 +18,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 double peak(bool loads) {
     constexpr int64_t ROUNDS = 8000, SHARES = 32;
     const auto start = Clock::now();
-    tenon::parallel_for(SHARES, [&](int64_t begin, int64_t end, int) {
+    tenon::parallel_for(SHARES, tenon::num_threads(), [&](int64_t begin, int64_t end, int) {
         for (; begin < end; ++begin) tile_products(loads, ROUNDS);
     });
     return static_cast<double>(SHARES * ROUNDS) * 4 * 16 * 16 * 32 * 2 / seconds_since(start) / 1e9;

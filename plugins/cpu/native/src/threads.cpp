@@ -1,5 +1,6 @@
 #include "threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -57,14 +58,13 @@ public:
         for (auto& worker : workers_) worker.join();
     }
 
-    int threads() const { return threads_; }
-
-    void run(RegionFn fn, void* context) {
+    void run(int most, RegionFn fn, void* context) {
         fn_ = fn;
         context_ = context;
+        most_ = most;
         left_.store(0, std::memory_order_relaxed);
         open();
-        fn(context, 0, threads_);
+        fn(context, 0, std::min(most, threads_));
         const uint64_t came = gate_.fetch_or(CLOSED, std::memory_order_acq_rel) & CAME;
         for (int looks = 0; left_.load(std::memory_order_acquire) != came; ++looks) wait_a_little(looks);
     }
@@ -115,6 +115,7 @@ private:
     std::vector<std::thread> workers_;
     RegionFn fn_ = nullptr;
     void* context_ = nullptr;
+    int most_ = 0;
     std::atomic<bool> stop_{false};
     alignas(64) std::atomic<uint64_t> gate_{0};
     alignas(64) std::atomic<uint64_t> left_{0};  // workers that came and are through
@@ -124,6 +125,7 @@ private:
 };
 
 Pool* pool = nullptr;  // null: one thread
+std::atomic<int> pool_threads{1};  // for who asks while another starts a pool anew
 thread_local bool inside = false;
 std::mutex region_mutex;  // the rule "one region at a time", kept even where callers break it
 
@@ -134,7 +136,7 @@ void Pool::work(int thread) {
         seen = next(seen);
         if (stop_.load()) return;
         if (!enter(seen)) continue;
-        fn_(context_, thread, threads_);
+        if (thread < most_) fn_(context_, thread, std::min(most_, threads_));
         left_.fetch_add(1, std::memory_order_acq_rel);
     }
 }
@@ -143,6 +145,7 @@ void Pool::work(int thread) {
 // A forked child has none of the workers: it goes on alone. What the pool held is left where it is.
 void forget_pool() {
     pool = nullptr;
+    pool_threads = 1;
     new (&region_mutex) std::mutex;
 }
 const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
@@ -151,10 +154,10 @@ const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
 }  // namespace
 
 int num_threads() {
-    return pool != nullptr && !inside ? pool->threads() : 1;
+    return inside ? 1 : pool_threads.load(std::memory_order_relaxed);
 }
 
-void run_region(RegionFn fn, void* context) {
+void run_region(int most, RegionFn fn, void* context) {
     if (inside) return fn(context, 0, 1);
     std::lock_guard<std::mutex> lock(region_mutex);
     if (pool == nullptr) {
@@ -162,7 +165,7 @@ void run_region(RegionFn fn, void* context) {
         fn(context, 0, 1);
     } else {
         inside = true;
-        pool->run(fn, context);
+        pool->run(most, fn, context);
     }
     inside = false;
 }
@@ -178,6 +181,7 @@ bool set_threads(int threads, const int32_t* cores, int spin_us) {
     std::lock_guard<std::mutex> lock(region_mutex);
     delete pool;
     pool = nullptr;
+    pool_threads = 1;
     if (threads <= 1) return true;
     try {
         pool = new Pool(threads, cores, spin_us);
@@ -186,6 +190,7 @@ bool set_threads(int threads, const int32_t* cores, int spin_us) {
     } catch (const std::bad_alloc&) {
         return false;
     }
+    pool_threads = threads;
     return true;
 }
 

@@ -3,6 +3,9 @@
 // One region runs at a time (the ABI's rule); a region inside a region runs on its own thread alone. A region waits only
 // for the workers that have come to it, never for one that the system does not run: whoever is there takes the others'
 // work. So a region's function must finish the whole region's work through `Work`, whichever threads come.
+//
+// The pool may be started anew, with more threads or fewer, between what a caller lays out for each thread and its region:
+// so a region says for how many it was laid out.
 #pragma once
 
 #include <atomic>
@@ -13,8 +16,9 @@ namespace tenon {
 using RegionFn = void (*)(void* context, int thread, int threads);
 
 int num_threads();
-// Run fn(context, thread, threads) here as thread 0, and once on each worker that comes before thread 0 is through.
-void run_region(RegionFn fn, void* context);
+// Run fn(context, thread, threads) here as thread 0, and once on each worker that comes before thread 0 is through, but for
+// those beyond the first `most` threads.
+void run_region(int most, RegionFn fn, void* context);
 // Restart with a number of threads; false where the system refuses.
 bool set_threads(int threads, const int32_t* cores, int spin_us);
 // One look of a wait that began `looks` looks ago: spins at first, then yields the core, then sleeps.
@@ -79,24 +83,23 @@ private:
     alignas(64) std::atomic<int64_t> done_{0};
 };
 
-// body(thread, threads) on every thread that comes.
+// body(thread, threads) on every thread that comes, of `most` at most.
 template <class Body>
-void parallel(const Body& body) {
-    run_region([](void* context, int thread, int threads) { (*static_cast<const Body*>(context))(thread, threads); },
+void parallel(int most, const Body& body) {
+    run_region(most, [](void* context, int thread, int threads) { (*static_cast<const Body*>(context))(thread, threads); },
                const_cast<Body*>(&body));
 }
 
-// body(begin, end, thread) over chunks of [0, n): some four a thread, so that one that lags holds little.
+// body(begin, end, thread) over chunks of [0, n) on `threads` at most: some four a thread, so that one that lags holds little.
 template <class Body>
-void parallel_for(int64_t n, const Body& body) {
-    const int threads = num_threads();
+void parallel_for(int64_t n, int threads, const Body& body) {
     if (threads == 1) {
         if (n > 0) body(int64_t{0}, n, 0);
         return;
     }
     const int64_t chunk = n / (4 * threads);
     Work work(n, threads, chunk > 1 ? chunk : 1);
-    parallel([&](int thread, int) {
+    parallel(threads, [&](int thread, int) {
         for (Range range; work.take(thread, range);) body(range.begin, range.end, thread);
     });
 }

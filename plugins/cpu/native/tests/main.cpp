@@ -1,11 +1,13 @@
 // The library's own checks, small enough to run under the address and thread sanitizers: hostile bytes through every
 // weight type and instruction set in buffers of the exact size, refusals, and regions from several threads at once.
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "linear/packed.h"
@@ -234,7 +236,7 @@ void regions_join(int spin_us, int threads) {
         constexpr int COUNT = 37;
         int first[COUNT] = {}, second[COUNT] = {};
         tenon::Work ones(COUNT, threads, 1 + round % 5), sums(COUNT, threads, 1);
-        tenon::parallel([&](int thread, int) {
+        tenon::parallel(threads, [&](int thread, int) {
             tenon::Range range;
             for (; ones.take(thread, range); ones.tell(range))
                 for (int64_t i = range.begin; i < range.end; ++i) ++first[i];
@@ -250,9 +252,9 @@ void regions_join(int spin_us, int threads) {
 void a_region_inside_a_region_is_its_threads_own() {
     EXPECT(tenon_cpu_threads_set(3, nullptr, 50) == TENON_OK);
     int64_t sums[8] = {};
-    tenon::parallel_for(8, [&](int64_t begin, int64_t end, int) {
+    tenon::parallel_for(8, 3, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i)
-            tenon::parallel_for(100, [&](int64_t from, int64_t to, int) {
+            tenon::parallel_for(100, tenon::num_threads(), [&](int64_t from, int64_t to, int) {
                 for (int64_t n = from; n < to; ++n) sums[i] += n;
             });
     });
@@ -264,13 +266,48 @@ void callers_take_turns() {
     for (int i = 0; i < 3; ++i) callers.emplace_back([] {
             for (int round = 0; round < 50; ++round) {
                 int64_t sums[3] = {0, 0, 0};
-                tenon::parallel_for(100, [&](int64_t begin, int64_t end, int thread) {
+                tenon::parallel_for(100, 3, [&](int64_t begin, int64_t end, int thread) {
                     for (int64_t n = begin; n < end; ++n) sums[thread] += n;
                 });
                 if (sums[0] + sums[1] + sums[2] != 4950) std::abort();
             }
         });
     for (auto& caller : callers) caller.join();
+}
+
+// What was laid out for some threads is run by no more, whatever another engine of the process asked for meanwhile.
+void a_region_keeps_to_what_it_was_laid_out_for() {
+    for (const auto& [before, then] : {std::pair{2, 6}, {6, 2}, {1, 6}, {6, 1}}) {
+        EXPECT(tenon_cpu_threads_set(then, nullptr, 2000) == TENON_OK);
+        std::atomic<int> came{0}, beyond{0};
+        for (int round = 0; round < 20; ++round)
+            tenon::parallel(before, [&](int thread, int threads) {
+                ++came;
+                if (thread >= before || threads > before) ++beyond;
+                if (thread == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // others come
+            });
+        EXPECT(beyond.load() == 0);
+        EXPECT(came.load() >= 20);
+    }
+}
+
+void threads_may_change_under_a_caller() {
+    std::atomic<bool> done{false};
+    std::thread other([&] {
+        for (int threads = 1; !done.load(); threads = threads % 9 + 1) EXPECT(tenon_cpu_threads_set(threads, nullptr, 20) == TENON_OK);
+    });
+    for (int round = 0; round < 1000; ++round) {
+        const int threads = tenon::num_threads();
+        std::vector<int64_t> sums(static_cast<size_t>(threads), 0);
+        tenon::parallel_for(100, threads, [&](int64_t begin, int64_t end, int thread) {
+            for (int64_t n = begin; n < end; ++n) sums.at(static_cast<size_t>(thread)) += n;
+        });
+        int64_t whole = 0;
+        for (const int64_t sum : sums) whole += sum;
+        EXPECT(whole == 4950);
+    }
+    done.store(true);
+    other.join();
 }
 
 }  // namespace
@@ -294,6 +331,8 @@ int main() {
         for (const int threads : {1, 3, 9, 70}) regions_join(spin_us, threads);
     a_region_inside_a_region_is_its_threads_own();
     callers_take_turns();
+    a_region_keeps_to_what_it_was_laid_out_for();
+    threads_may_change_under_a_caller();
     for (int isa = 0; isa <= tenon_cpu_isa_best(); ++isa) {
         EXPECT(tenon_cpu_isa_set(isa) == TENON_OK);
         for (const int32_t type : TYPES)

@@ -1,4 +1,4 @@
-"""The device socket of the CPU platform: the host, with its threads, memory-mapped loading and heap trimming.
+"""The device socket of the CPU platform: the host, with its threads, memory-mapped loading and its heap.
 
 Work is synchronous; there is nothing to overlap with, so streams and events stay the contract's null objects.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,6 +16,10 @@ from tenon_platforms.device import Device, LoadPolicy, ProcessModel
 
 from . import native
 from .thread_users import USERS, Wish
+
+KEPT_HEAP_BYTES = 256 * 2**20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+MOST_OF_OLDER_LIBRARIES = 32 * 2**20  # glibc before 2.35 refuses a larger M_MMAP_THRESHOLD
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class CPUDevice(Device):
         is_new = not self._threads_before
         if is_new:
             self._threads_before = torch.get_num_threads()
+        keep_heap()
         torch.set_num_threads(self.threads)
         self.load_threads = self.threads
         if is_new and native.why_not() is None:
@@ -60,11 +66,24 @@ class CPUDevice(Device):
         return False
 
 
+def keep_heap() -> None:
+    """Let freed memory of up to 256 MiB wait for the next step, in this process.
+
+    As it comes, the C library gives back each large array of a step with prompts when it is freed: the next layer's has
+    to be faulted in and cleared page by page, a tenth of the step. Where there is no such setting (musl), that remains.
+    """
+    if (mallopt := _of_the_c_library("mallopt")) is not None:
+        mallopt(M_TRIM_THRESHOLD, KEPT_HEAP_BYTES)
+        if not mallopt(M_MMAP_THRESHOLD, KEPT_HEAP_BYTES):
+            mallopt(M_MMAP_THRESHOLD, MOST_OF_OLDER_LIBRARIES)
+
+
 def trim_heap() -> None:
     """Give freed memory back to the system: loading leaves as much free heap as the weights were large."""
-    if sys.platform == "linux":
-        try:
-            trim = ctypes.CDLL(None).malloc_trim
-        except AttributeError:  # a C library without it (musl)
-            return
-        trim(0)
+    if (malloc_trim := _of_the_c_library("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def _of_the_c_library(name: str) -> Any:
+    """A function that only some C libraries have, or None."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

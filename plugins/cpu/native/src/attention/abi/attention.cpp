@@ -113,8 +113,9 @@ int run_attention(const AttentionParams& p) {
         kernels.attention(p, 0, scratch.of(floats));
         return TENON_OK;
     }
-    Work work(planned, num_threads(), 1);
-    parallel([&](int thread, int) {
+    const int threads = num_threads();
+    Work work(planned, threads, 1);
+    parallel(threads, [&](int thread, int) {
         for (Range range; work.take(thread, range);)
             kernels.attention(p, static_cast<int>(range.begin), scratch.of(floats));
     });

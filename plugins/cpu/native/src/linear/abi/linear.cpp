@@ -141,7 +141,7 @@ public:
             const int64_t chunk = std::clamp<int64_t>(count / (16 * threads), 1, 16), odd = at_once_ - 1, pairs = at_once_ > 1;
             Work units(count, threads, (chunk + odd) & ~odd,
                        [&](int i) { return i < threads ? first_unit(all * i / threads) & ~pairs : count; });
-            parallel([&](int thread, int) { work(thread, tokens, units); });
+            parallel(threads, [&](int thread, int) { work(thread, tokens, units); });
         }
         ::operator delete(own_);
         return memory == nullptr ? TENON_NO_MEMORY : TENON_OK;
@@ -383,7 +383,7 @@ int run_embedding(const tenon_embedding_call& call) {
     const int64_t each = (call.columns + 15) / 16 * 16;
     auto* rows = reinterpret_cast<float*>(scratch.get(each * 4 * threads));
     if (rows == nullptr) return TENON_NO_MEMORY;
-    parallel_for(call.tokens, [&](int64_t begin, int64_t end, int thread) {
+    parallel_for(call.tokens, threads, [&](int64_t begin, int64_t end, int thread) {
         float* values = rows + each * thread;
         for (int64_t t = begin; t < end; ++t) {
             const int64_t id = call.id_bytes == 4 ? static_cast<const int32_t*>(call.ids)[t]

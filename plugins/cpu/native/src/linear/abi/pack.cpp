@@ -165,7 +165,7 @@ int walk(int32_t type, int64_t rows, int64_t columns, uint8_t* stored, int64_t s
     if (stored_bytes < stored_need || packed_bytes < packed_need) return TENON_BAD_SIZE;
     const TypeInfo info = type_info(type);
     const int64_t row_bytes = stored_row_bytes(info, columns), group_bytes = packed_group_bytes(type, info, columns);
-    parallel_for(num_groups(rows), [&](int64_t begin, int64_t end, int) {
+    parallel_for(num_groups(rows), num_threads(), [&](int64_t begin, int64_t end, int) {
         for (int64_t g = begin; g < end; ++g) {
             const int64_t first = g * GROUP, last = first + GROUP < rows ? first + GROUP : rows;
             uint8_t* group = packed + g * group_bytes;
