@@ -99,7 +99,7 @@ class Work:
     def of(cls, shape: Shape) -> Work:
         """Of the only engine of this process."""
         linears = (one for one in gc.get_objects() if isinstance(one, NativeLinear))
-        return cls(shape=shape, linears={one._handle: one for one in linears if one._handle is not None})
+        return cls(shape=shape, linears={one.handle: one for one in linears})
 
     @property
     def weight_bytes(self) -> int:

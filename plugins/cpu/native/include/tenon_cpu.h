@@ -97,6 +97,22 @@ struct tenon_embedding_call {
 };
 TENON_API int tenon_cpu_embedding(const struct tenon_embedding_call* call);
 
+/* A mixture of experts: y [tokens, hidden] = the sum of each token's top_k experts, weighted by softmax(x router^T), with
+ * `renormalizes` over the chosen ones alone. router: a linear [count, hidden]. linears: of each expert two, the first with
+ * TENON_SILU_MUL [inner, hidden], the second [hidden, inner]. They must outlive it. */
+TENON_API int tenon_cpu_moe_new(const void* router, const void* const* linears, int32_t count, int32_t top_k,
+                                   int32_t renormalizes, void** moe);
+TENON_API void tenon_cpu_moe_free(void* moe);
+
+struct tenon_moe_call {
+    const void* moe;
+    const void* x;
+    void* y; /* may not overlap x */
+    int64_t tokens, x_stride, y_stride;
+    int32_t type, unused; /* of x and y */
+};
+TENON_API int tenon_cpu_moe(const struct tenon_moe_call* call);
+
 #ifdef __cplusplus
 }
 #endif

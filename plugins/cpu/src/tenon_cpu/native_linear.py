@@ -27,7 +27,7 @@ TYPES = {
 DENSE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 FINE = 16  # TENON_FINE of include/tenon_cpu.h
 SLABS = Slabs()
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum tenon_dtype
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum tenon_dtype
 _I32, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
 
@@ -164,12 +164,18 @@ class NativeLinear:
         if handle is not None:
             native.function("tenon_cpu_linear_free", _POINTER)(handle)
 
+    @property
+    def handle(self) -> int:
+        """The library's; it lives as long as this object."""
+        assert self._handle is not None
+        return self._handle
+
     def __call__(self, x: Tensor) -> Tensor:
         if x.stride(-1) != 1:
             x = x.contiguous()
         tokens = x.shape[0]
         y = torch.empty(tokens, self.out_features, dtype=x.dtype)
-        kind = _KINDS[x.dtype]
+        kind = KINDS[x.dtype]
         call = LinearCall(
             self._handle, x.data_ptr(), y.data_ptr(), tokens, x.stride(0), self.out_features, kind, kind
         )  # fmt: skip
@@ -186,7 +192,7 @@ def look_up(table: PackedWeight, ids: Tensor, scale: float, dtype: torch.dtype) 
     y = torch.empty(len(ids), table.columns, dtype=dtype)
     call = EmbeddingCall(
         table.packed.data_ptr(), ids.data_ptr(), y.data_ptr(), table.nbytes, table.rows, table.columns, len(ids),
-        table.columns, TYPES[table.type], ids.element_size(), _KINDS[dtype], scale,
+        table.columns, TYPES[table.type], ids.element_size(), KINDS[dtype], scale,
     )  # fmt: skip
     native.check(_calls()[3](call), f"looking up {len(ids)} rows")
     return y

@@ -1,4 +1,4 @@
-// The end of a linear: bias, SiLU of a gate times its up, and the output's type. Included inside namespace tenon::TENON_LEVEL.
+// The end of a linear: bias, SiLU of a gate times its up, and the output's type; that of a mixture of experts. Included inside namespace tenon::TENON_LEVEL.
 
 TENON_INLINE void put(void* y, int dtype, int64_t at, float value) {
     if (dtype == 0) static_cast<float*>(y)[at] = value;
@@ -35,5 +35,25 @@ static void finish(const float* out, const float* up, const float* bias, const f
             continue;
         }
         for (int i = 0; i < rows; ++i) put(y, dtype, t * stride + i, result[i]);
+    }
+}
+
+static void add_rows(const float* rows, const int32_t* at, const float* weights, int count, int64_t columns, void* y, int dtype) {
+    int64_t c = 0;
+    for (; c + W <= columns; c += W) {
+        vf sum = vzero();
+        for (int k = 0; k < count; ++k) sum = vfma(vload(rows + at[k] * columns + c), vset(weights[k]), sum);
+        if (dtype == 0) vstore(static_cast<float*>(y) + c, sum);
+        else if (dtype == 1) vstore_bf16(static_cast<uint16_t*>(y) + c, sum);
+        else {
+            float values[W];
+            vstore(values, sum);
+            for (int i = 0; i < W; ++i) put(y, dtype, c + i, values[i]);
+        }
+    }
+    for (; c < columns; ++c) {
+        float sum = 0;
+        for (int k = 0; k < count; ++k) sum = std::fma(rows[at[k] * columns + c], weights[k], sum);
+        put(y, dtype, c, sum);
     }
 }

@@ -88,6 +88,8 @@ struct LinearKernels {
     // y[t, 0..rows) of a tenon_dtype = out[t] + bias; with `up`: silu(out[t] + bias) * (up[t] + up_bias).
     void (*finish)(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
                    int rows, void* y, int dtype, int64_t stride);
+    // y [columns] of a tenon_dtype = the sum of rows `at` of `rows` [., columns], each times its weight, in that order.
+    void (*add_rows)(const float* rows, const int32_t* at, const float* weights, int count, int64_t columns, void* y, int dtype);
     // values [columns]: one row of a packed weight.
     void (*expand)(int32_t type, const uint8_t* packed, int64_t columns, int64_t row, float* values);
     // y [columns] of a tenon_dtype.

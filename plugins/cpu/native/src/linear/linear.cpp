@@ -124,7 +124,7 @@ constexpr decltype(LinearKernels::multiply_panel) multiply_panel = nullptr;
 #endif
 
 extern const LinearKernels linear_kernels = {take,          multiply, take_fine, multiply_fine, tiles_from,
-                                             multiply_pair, multiply_several, pack_tokens, multiply_panel, finish, expand, put_row};
+                                             multiply_pair, multiply_several, pack_tokens, multiply_panel, finish, add_rows, expand, put_row};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -1,12 +1,12 @@
 """Mixture of experts on the CPU: tokens sorted by expert, so that each expert is two products over its own slice.
 
-An expert is a gated MLP, of the native library's packed weights or of torch's.
+By one call of the native library on its packed weights (`native_moe.py`), or by torch, expert after expert.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from tenon_platforms.ops.moe_reference import route
 from tenon_platforms.ops.weights import MoEWeights, PartTensors
 from tenon_platforms.torch_dtypes import to_torch
 
-from ..native_linear import NativeLinear
+from ..native_linear import NativeLinear, pack_dense
+from ..native_moe import NativeMoE
 from .linear import Product, WeightPolicy, join
 from .native_weights import Packer
 
@@ -75,7 +76,7 @@ def moe_layer(spec: MoESpec, policy: WeightPolicy) -> Kernel | No:
 
 
 def native_moe_layer(spec: MoESpec, packer: Packer) -> Kernel | No:
-    """The same on packed weights, silu(gate) * up at the end of an expert's first product."""
+    """The same on packed weights, by one native call, silu(gate) * up at the end of an expert's first product."""
     if spec.activation != "silu":
         return No(f"has silu in a product's end, not {spec.activation}")
     shapes = ((spec.gate, spec.hidden), (spec.up, spec.hidden), (spec.down, spec.intermediate))
@@ -83,28 +84,26 @@ def native_moe_layer(spec: MoESpec, packer: Packer) -> Kernel | No:
         if (refusal := packer.refuses(scheme, columns, spec.dtype)) is not None:
             return refusal
 
-    def expert(gate_up: NativeLinear, down: NativeLinear) -> Expert:
-        return lambda x: down(gate_up(x))
+    def linears(weights: MoEWeights, number: int) -> tuple[NativeLinear, NativeLinear]:
+        packed = [
+            packer.pack(scheme, tensors, columns, spec.dtype)
+            for (scheme, tensors), (_, columns) in zip(_parts(spec, weights, number), shapes, strict=True)
+        ]
+        first = NativeLinear(packed[:2], silu_mul=True, fine=packer.is_fine)
+        return first, NativeLinear(packed[2:], fine=packer.is_fine)
 
-    def prepare(weights: MoEWeights, uses: tuple[WeightUse, ...]) -> Experts:
-        each, size = [], weights.router.nbytes
-        for number in range(spec.num_experts):
-            packed = [
-                packer.pack(scheme, tensors, columns, spec.dtype)
-                for (scheme, tensors), (_, columns) in zip(_parts(spec, weights, number), shapes, strict=True)
-            ]
-            each.append(
-                expert(
-                    NativeLinear(packed[:2], silu_mul=True, fine=packer.is_fine),
-                    NativeLinear(packed[2:], fine=packer.is_fine),
-                )
-            )
-            size += sum(part.nbytes for part in packed)
-        return Experts(weights.router.to(to_torch(spec.dtype)), each, size)
+    def prepare(weights: MoEWeights, uses: tuple[WeightUse, ...]) -> NativeMoE:
+        return NativeMoE(
+            router=NativeLinear([pack_dense(weights.router.float())]),
+            experts=[linears(weights, number) for number in range(spec.num_experts)],
+            top_k=spec.top_k,
+            renormalize=spec.renormalize,
+        )
 
-    kernel = packer.kernel(shapes, spec.dtype, run=_runner(spec), prepare=prepare)
-    # The router is torch's product, whose sums depend on the batch; which experts run is known on the host only.
-    return replace(kernel, flags=KernelFlags(graph_safe=False))
+    def run(x: Tensor, weights: NativeMoE) -> Tensor:
+        return weights(x)
+
+    return packer.kernel(shapes, spec.dtype, run=run, prepare=prepare)
 
 
 def _parts(spec: MoESpec, weights: MoEWeights, number: int) -> list[tuple[WeightScheme, PartTensors]]:
