@@ -368,10 +368,11 @@ def _need(delta: StepDelta, host: HostBatch) -> ShapeKey:
 def _dummy_delta(key: ShapeKey, dummy_row: int, longest: int) -> StepDelta:
     """A step of only dummy rows that fills `key`: a decode of all rows, or as few prefills as hold all tokens.
 
-    Where its rows cannot hold them all, the rest is padding.
+    Where a static key's rows cannot hold them all, the rest is padding; one without fixed sizes takes more rows.
     """
     decode = key.is_decode
-    count = key.rows if decode else min(-(-key.tokens // longest), key.rows)
+    most = key.rows if key.static else dummy_row  # the dummy row's number is how many others there are
+    count = key.rows if decode else min(-(-key.tokens // longest), most)
     tokens = min(key.tokens, count * longest)
     sizes = np.full(count, tokens // count, dtype=np.int32)
     sizes[: tokens % count] += 1

@@ -72,6 +72,13 @@ def count() -> int:
     return _COMPILATIONS.total
 
 
+def is_rehearsal() -> bool:
+    """Whether this thread's launches only ask for their kernels: where a way depends on the very number of tokens, of
+    which a rehearsal has a few, both are to be asked for.
+    """
+    return getattr(_PATCH.local, "functions", None) is not None
+
+
 def compile_steps(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]], threads: int) -> None:
     """`Executable.compile_ahead` of `step(inputs)`. Raises what a step, or making its inputs, raises."""
     if active_mode is None:
@@ -87,7 +94,8 @@ def _rehearse(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]],
     try:
         active_mode.set(asked)
         for key, inputs in steps:
-            kind = key.is_decode, key.rows > 1 and not key.is_decode, key.static, key.mode  # beside a prompt: decodes?
+            has_decodes = key.static and key.rows > 1 and not key.is_decode  # beside a prompt of a captured step?
+            kind = key.is_decode, has_decodes, key.static, key.mode
             if is_known.get(kind):
                 continue
             before = count()
