@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 8192
 LARGE_MEMORY = 64 << 30  # bytes of a card that has the speed for the larger budget
 FIRST_ROWS = (1, 2, 4)
-TYPICAL_TOKENS = (1024, 384, 256, 128, 64, 32, 16, 3, 2)  # where linears, experts or an attention take another way
+# where linears, experts or an attention take another way; 384: more than own tiles take, and fewer than warp groups
+TYPICAL_TOKENS = (1024, 384, 256, 128, 64, 32, 16, 3, 2)
 PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768)
 COARSE_TOKENS = 256  # from one size to the next beyond those
 PROMPT_ROWS = (1, 4, 16, 64, 128, 256, 512)
