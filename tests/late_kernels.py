@@ -1,4 +1,4 @@
-"""Starts an engine for a GPU that is not there, serves, and prints what was compiled when: `python late_kernels.py CASE`.
+"""Starts an engine for a GPU that is not there, serves, and prints what it compiled: `python late_kernels.py CASE`.
 
 A process of its own, since interpreted kernels and compiled ones exclude each other. Everything is the CUDA platform's
 on an H200, at models' real widths, but for what takes time: a compilation is its key alone, a launch nothing, torch's
@@ -65,7 +65,7 @@ QWEN_06B = {
     "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "max_position_embeddings": 40960, "hidden_act": "silu",
     "tie_word_embeddings": True,
 }  # fmt: skip
-SMALL_STEPS = {**QWEN_06B, "intermediate_size": 2816}  # of 2,048 tokens only a few numbers fill a gated product's rounds
+SMALL_STEPS = {**QWEN_06B, "intermediate_size": 2816}  # up to 2,048 tokens few fill a gated product's rounds
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8b": (LLAMA_8B, {"max_num_seqs": 600}),
     "8b-fp8": (LLAMA_8B, {"max_num_seqs": 600, "quantize": "fp8"}),
@@ -137,7 +137,7 @@ class Pages(TorchFunctionMode):
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         size = math.prod(shape) * dtype.itemsize
         if size < mmap.PAGESIZE:
-            return torch.ones(shape, dtype=torch.uint8).to(dtype).mul_(0)
+            return torch.zeros(shape, dtype=dtype)
         room = 1 << (size - 1).bit_length()
         pages = self._shared.get(room) or mmap.mmap(-1, room)
         if self.is_serving:
@@ -265,7 +265,7 @@ class Load:
 
 
 def serve_all(load: Load, rows: int, **sampling: Any) -> None:
-    """All numbers of decodes; whole prompts by the dozen beside them, and some in chunks; eager steps of few prompts."""
+    """All numbers of decodes; beside them whole prompts by the dozen, and chunks; eager steps of few prompts."""
     few = -(-rows // 128)
     load.serve(([(load.any_of(2, 40), 260)] * few for _ in range(rows // few)), **sampling)
     load.serve(([(load.any_of(100, 900), load.any_of(2, 60))] * load.any_of(1, 9) for _ in range(60)), **sampling)

@@ -1,4 +1,4 @@
-"""No step compiles a kernel once the CUDA platform's engine is ready: every launch's key is one that the start asked for.
+"""No step compiles a kernel once the CUDA platform's engine is ready: the start has asked for every launch's key.
 
 A step that waits for a compiler holds every request up for a second. What decides: the table's ways by tokens and rows,
 constants of a launch, and what Triton specializes, the values and alignments of its arguments.

@@ -98,7 +98,7 @@ def test_prompts_are_compiled_for_every_way_of_the_tables() -> None:
 
     ends = {rule.max_tokens for table in (BANDWIDTH, FLOAT8_BANDWIDTH) for rule in table.rules}
     assert {end for end in ends if end >= 16} <= set(TYPICAL_TOKENS)
-    assert set(range(2, MOST_TOKENS)) <= set(TYPICAL_TOKENS), "a kernel for each number of tokens; the last is a decode's"
+    assert set(range(2, MOST_TOKENS)) <= set(TYPICAL_TOKENS), "a kernel for each number; the last is a decode's"
     assert any(max(ends) < tokens < FEWEST_ROWS for tokens in TYPICAL_TOKENS)
 
 

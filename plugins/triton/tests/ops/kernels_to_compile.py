@@ -199,8 +199,8 @@ def _sampling(**changes: Any) -> dict[str, Any]:
 
 def _best(**changes: Any) -> dict[str, Any]:
     return _sampling(
-        cut=None, cut_id=None, values=F32, ids_out=I32, tokens=I32, share="i32", ALONE=False, NOISE=False, FILTERS=False,
-        PAIRS=1024, **changes,
+        cut=None, cut_id=None, values=F32, ids_out=I32, tokens=I32, share="i32", ALONE=False, NOISE=False,
+        FILTERS=False, PAIRS=1024, **changes,
     )  # fmt: skip
 
 
