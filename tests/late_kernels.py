@@ -115,9 +115,23 @@ class Compiler:
         return Compiled()
 
 
+class Host(Device):
+    """What is made through a device may be written: pages of its own, taken when they are."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.zeros(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        pages = mmap.mmap(-1, max(math.prod(shape), 1) * dtype.itemsize)
+        return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(shape)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.zeros(shape, dtype)
+
+
 class Pages(TorchFunctionMode):
-    """New tensors are zeros in pages that are taken only when they are written, which kernels here do not; temporary
-    ones of a size, which nobody else writes either, share theirs.
+    """New tensors are zeros that nobody writes, neither kernels here nor torch: while serving, those of a size share
+    their pages.
     """
 
     def __init__(self) -> None:
@@ -176,7 +190,7 @@ class AbsentGPU(Platform):
         self.settings = CUDAOptions(quantize=quantize)
 
     def device(self, index: int = 0) -> Device:
-        return Device(is_async=True)
+        return Host(is_async=True)
 
     def capabilities(self, device: Device) -> Capabilities:
         return Capabilities(dtypes=(DType.BFLOAT16,), kv_dtypes=(DType.BFLOAT16,))
@@ -274,6 +288,7 @@ def serve_all(load: Load, rows: int, **sampling: Any) -> None:
         load.serve([[(1200 // prompts + 20, 1)] * prompts], **sampling)
     for tokens in range(1100, 3900, 300):
         load.serve([[(tokens, 3)]], **sampling)
+    load.serve([[(100, 3)]], n=2, **sampling)
 
 
 def count_mixed(assembled: Assembled) -> list[int]:
