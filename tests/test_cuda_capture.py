@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from byte_vocabulary import END, tokenizer_json
-from driver import build, drive, model_source, prompts_of, request
+from driver import MAX_LEN, build, drive, model_source, prompts_of, request
 from replayed_calls import CallRecorder
 from tiny_models import make_tiny
 
@@ -107,10 +107,11 @@ def test_what_serving_will_launch_is_compiled_before_anything_is_prepared(
     eager = list(assembled.policy.eager_keys())
     assert [key for key, _ in ahead[: len(eager)]] == eager
     typical = ahead[len(eager) :]
-    assert typical[-1][0].mode.filters
-    prompts = typical[:-1]
+    assert [(key.rows, key.mode.filters) for key, _ in typical[-2:]] == [(8, True), (1, True)]
+    prompts = typical[:-2]
     assert [tokens for _, tokens in prompts] == [key.tokens for key, _ in prompts]
-    assert [key.tokens for key, _ in prompts if not key.static][-3:] == [32, 16, 2]
+    assert prompts[0][1] == assembled.policy.limits.max_tokens > MAX_LEN, "of several rows, where one is not that long"
+    assert [key.tokens for key, _ in prompts if not key.static][-4:] == [32, 16, 3, 2]
     assert [(key.tokens, key.rows) for key, _ in prompts if key.static] == [
         (1024, 8), (1024, 4), (1024, 1), (16, 1), (16, 4)
     ]  # fmt: skip

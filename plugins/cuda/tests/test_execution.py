@@ -52,12 +52,12 @@ def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     policy, _ = policy_of(64, memory=LARGE_MEMORY)
     keys = list(policy.typical_keys())
     eager = [key for key in keys if not key.static]
-    assert [key.tokens for key in eager] == [8192, 1024, 256, 128, 64, 32, 16, 2]
+    assert [key.tokens for key in eager] == [8192, 1024, 384, 256, 128, 64, 32, 16, 3, 2]
     assert not any(key.is_decode for key in eager)
     captured = [(key.tokens, key.rows) for key in keys if key.static and not key.is_decode]
     assert captured == [(1024, 64), (1024, 16), (1024, 4), (1024, 1), (16, 1), (16, 4)]
     assert all(policy.key(key) == key for key in keys if key.static)
-    assert [key.mode.filters for key in keys if key.is_decode] == [True]
+    assert [(key.rows, key.mode.filters) for key in keys if key.is_decode] == [(64, True), (1, True)]
     assert not set(keys) & set(policy.eager_keys())
 
 
@@ -92,10 +92,14 @@ def test_without_triton_there_is_nothing_to_compile(monkeypatch: pytest.MonkeyPa
 
 
 def test_prompts_are_compiled_for_every_way_of_the_tables() -> None:
+    from tenon_cuda.ops.warpgroup_gated import FEWEST_ROWS
+    from tenon_triton.ops.gemv import MOST_TOKENS
     from tenon_triton.ops.linear_table import BANDWIDTH, FLOAT8_BANDWIDTH
 
     ends = {rule.max_tokens for table in (BANDWIDTH, FLOAT8_BANDWIDTH) for rule in table.rules}
     assert {end for end in ends if end >= 16} <= set(TYPICAL_TOKENS)
+    assert set(range(2, MOST_TOKENS)) <= set(TYPICAL_TOKENS), "a kernel for each number; the last is a decode's"
+    assert any(max(ends) < tokens < FEWEST_ROWS for tokens in TYPICAL_TOKENS)
 
 
 def test_row_counts_are_those_of_the_docstring() -> None:

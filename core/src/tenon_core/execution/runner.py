@@ -32,6 +32,7 @@ from .results import ResultReader, StepHandle
 from .row_memory import RowMemory
 
 COPY_PIECE = 8  # blocks copied by one launch on a device that compiles
+ONTO_ITSELF: Int32 = np.zeros((1, 2), dtype=np.int32)  # the null block
 NO_MASK: Int32 = np.zeros((0, 1), dtype=np.int32)
 
 
@@ -176,13 +177,16 @@ class Runner:
         self._device.synchronize()
 
     def compile_ahead(self, keys: Iterable[ShapeKey]) -> None:
-        """Let the step's executable compile what steps of `keys` launch, before they are prepared one by one."""
+        """Let the step's executable compile what steps of `keys`, and forks, launch, before they are prepared one by
+        one.
+        """
         self.step.compile_ahead(self._dummy_steps(keys))
 
     def _dummy_steps(self, keys: Iterable[ShapeKey]) -> Iterator[tuple[ShapeKey, StepCall]]:
         for key in filter(self._serves, keys):
             yield self._dummy_step(key)
             self._device.synchronize()  # the next one is packed where this one was copied from
+        self._copy_blocks(ONTO_ITSELF)  # no step launches it, but the first fork of a row
 
     def _dummy_step(self, key: ShapeKey) -> tuple[ShapeKey, StepCall]:
         """A step of dummy rows, and its key: as given, or what so many tokens need where that has no fixed sizes."""
@@ -368,10 +372,11 @@ def _need(delta: StepDelta, host: HostBatch) -> ShapeKey:
 def _dummy_delta(key: ShapeKey, dummy_row: int, longest: int) -> StepDelta:
     """A step of only dummy rows that fills `key`: a decode of all rows, or as few prefills as hold all tokens.
 
-    Where its rows cannot hold them all, the rest is padding.
+    Where a static key's rows cannot hold them all, the rest is padding; one without fixed sizes takes more rows.
     """
     decode = key.is_decode
-    count = key.rows if decode else min(-(-key.tokens // longest), key.rows)
+    most = key.rows if key.static else dummy_row  # the dummy row's number is how many others there are
+    count = key.rows if decode else min(-(-key.tokens // longest), most)
     tokens = min(key.tokens, count * longest)
     sizes = np.full(count, tokens // count, dtype=np.int32)
     sizes[: tokens % count] += 1

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 8192
 LARGE_MEMORY = 64 << 30  # bytes of a card that has the speed for the larger budget
 FIRST_ROWS = (1, 2, 4)
-TYPICAL_TOKENS = (1024, 256, 128, 64, 32, 16, 2)  # where linears, experts or an attention take another way
+# where linears, experts or an attention take another way; 384: more than own tiles take, and fewer than warp groups
+TYPICAL_TOKENS = (1024, 384, 256, 128, 64, 32, 16, 3, 2)
 PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768)
 COARSE_TOKENS = 256  # from one size to the next beyond those
 PROMPT_ROWS = (1, 4, 16, 64, 128, 256, 512)
@@ -69,8 +70,8 @@ class CaptureLattice(LatticeShapes):
         longest = [size for size in reversed(self.prefill) if size[0] == self.prefill[-1][0]]
         for tokens, rows in dict.fromkeys((*longest, *self.prefill[:2])):
             yield ShapeKey(tokens=tokens, rows=rows, logits=rows, max_query=tokens, blocks=0, static=True)
-        rows = self.decode_rows[0]
-        yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
+        for rows in dict.fromkeys((self.decode_rows[-1], self.decode_rows[0])):
+            yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
 
     def _is_first(self, key: ShapeKey) -> bool:
         if not key.is_decode:

@@ -32,6 +32,7 @@ try:
 except ImportError:  # a triton that arranges this in another way: kernels are compiled where they are launched
     FutureKernel = active_mode = None
 
+FEW_TOKENS = 4
 FOUND_S = 0.25  # in which kernels of a cache are read, and hardly one is compiled
 LAUNCH = JITFunction.run
 ZEROED: dict[Any, Any] = {
@@ -72,6 +73,13 @@ def count() -> int:
     return _COMPILATIONS.total
 
 
+def is_rehearsal() -> bool:
+    """Whether this thread's launches only ask for their kernels: where a way depends on the very number of tokens, of
+    which a rehearsal has a few, both are to be asked for.
+    """
+    return getattr(_PATCH.local, "functions", None) is not None
+
+
 def compile_steps(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]], threads: int) -> None:
     """`Executable.compile_ahead` of `step(inputs)`. Raises what a step, or making its inputs, raises."""
     if active_mode is None:
@@ -87,7 +95,7 @@ def _rehearse(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]],
     try:
         active_mode.set(asked)
         for key, inputs in steps:
-            kind = key.is_decode, key.rows > 1 and not key.is_decode, key.static, key.mode  # beside a prompt: decodes?
+            kind = _kind_of(key)
             if is_known.get(kind):
                 continue
             before = count()
@@ -99,6 +107,13 @@ def _rehearse(step: Callable[[Any], Any], steps: Iterable[tuple[ShapeKey, Any]],
     finally:
         pool.shutdown(cancel_futures=True)
         asked.finish()
+
+
+def _kind_of(key: ShapeKey) -> tuple[Any, ...]:
+    """What tells whether the kernels of a step are taken to be where those of a larger one are."""
+    has_decodes = key.static and key.rows > 1 and not key.is_decode  # beside a prompt of a captured step?
+    is_few = key.tokens <= FEW_TOKENS and not key.is_decode  # whose products have kernels of their own
+    return key.is_decode, has_decodes, is_few, key.static, key.mode
 
 
 @dataclass(slots=True)

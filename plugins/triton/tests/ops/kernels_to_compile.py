@@ -199,8 +199,8 @@ def _sampling(**changes: Any) -> dict[str, Any]:
 
 def _best(**changes: Any) -> dict[str, Any]:
     return _sampling(
-        cut=None, cut_id=None, values=F32, ids_out=I32, tokens=I32, share="i32", SPLITS=8, NOISE=False, FILTERS=False,
-        PAIRS=1024, **changes,
+        cut=None, cut_id=None, values=F32, ids_out=I32, tokens=I32, share="i32", ALONE=False, NOISE=False,
+        FILTERS=False, PAIRS=1024, **changes,
     )  # fmt: skip
 
 
@@ -306,7 +306,7 @@ KERNELS: dict[str, Entry] = {
         kernel=rope_kv._rope_kv, arguments=_rope(q_weight=BF16, k_weight=BF16, ROTARY=64, HALF=32, REST=64)
     ),
     "greedy": Entry(kernel=choose._best, arguments=_best()),
-    "draw": Entry(kernel=choose._best, arguments=_best() | {"NOISE": True, "SPLITS": 1}),
+    "draw": Entry(kernel=choose._best, arguments=_best() | {"NOISE": True, "ALONE": True}),
     "draw with everything": Entry(
         kernel=choose._best,
         arguments=_best() | EVERYTHING | {"NOISE": True, "FILTERS": True, "cut": F32, "cut_id": I32},
@@ -320,8 +320,8 @@ KERNELS: dict[str, Entry] = {
             "counts": I32,
             "row_params": I32,
             "vocab": "i32",
-            "SPLITS": 8,
-            "WIDTH": 8,
+            "splits": "i32",
+            "WIDTH": 64,
             "COUNT": True,
         },
         warps=1,

@@ -24,7 +24,7 @@ if len(sys.argv) > 2:
     sys.modules["triton.runtime._async_compile"] = None  # type: ignore[assignment]
 
 from tenon_platforms.shapes import GREEDY, ShapeKey
-from tenon_triton.compiling import LAUNCH, compile_steps, count
+from tenon_triton.compiling import LAUNCH, compile_steps, count, is_rehearsal
 from tenon_triton.ops import mlp
 from tenon_triton.ops.gemv import gemv
 from tenon_triton.ops.linear_table import Gemv
@@ -110,14 +110,17 @@ def interrupted() -> None:
 def beside_others() -> None:
     """Another thread's launches are launches, which a device that is not there refuses."""
     found: list[str] = []
+    told = [is_rehearsal()]
 
     def step(tokens: int) -> None:
         x = torch.ones(tokens, 32, dtype=torch.bfloat16)
         mlp.multiply(x, "silu")
         found.append(in_a_thread(lambda: mlp.multiply(x, "silu")))
+        told.append(is_rehearsal())
 
     compile_steps(step, steps(key_of(1)), threads=2)
     print("beside", found[0] != "nothing")
+    print("told", *told, is_rehearsal())
 
 
 def failed_once() -> None:

@@ -35,6 +35,7 @@ def test_a_rehearsal_compiles_everything_once_and_launches_nothing(tmp_path: Pat
     assert (found["error"], found["interrupt"]) == ("ValueError", "KeyboardInterrupt")
     assert found["after"] == "True True"
     assert found["beside"] == "True"
+    assert found["told"] == "False True False"
     assert found["tries"] == "1 True 2"
     assert found["heard"] == "1 1"
 

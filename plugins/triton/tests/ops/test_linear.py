@@ -192,6 +192,17 @@ def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool, float8: 
     assert many.rows == [12, 40]
 
 
+def test_a_rehearsal_asks_for_what_a_platform_brings_at_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    product, weights = gated_of(64, 96, FULL)
+    many = FromTwelve()
+    kernel = made(gated_mlp(product, one_way(WAYS[3]), many))
+    held, inputs = kernel.bind(weights), torch.randn(11, 64)
+    plain = kernel.run(inputs, held)
+    monkeypatch.setattr("tenon_triton.ops.gated_mlp.is_rehearsal", lambda: True)
+    assert torch.equal(kernel.run(inputs, held), plain)
+    assert many.rows == [11]
+
+
 class UpToThree:
     """What a platform brings for a whole MLP of few rows: here up to three."""
 

@@ -62,7 +62,7 @@ def _best(
     row_stride,
     mask_stride,
     share,
-    SPLITS: tl.constexpr,
+    ALONE: tl.constexpr,
     EDITS: tl.constexpr,
     GRAMMAR: tl.constexpr,
     PENALTIES: tl.constexpr,
@@ -128,14 +128,15 @@ def _best(
             best, best_id = _take(best, best_id, even, odd, first)
     winner = tl.max(best, axis=0)
     token = tl.min(tl.where(best == winner, best_id, NO_ID), axis=0)
-    if SPLITS == 1:
+    if ALONE:
         _finish(tokens, counts, row_params, row, token, vocab, PENALTIES)
     else:
-        tl.store(values + row * SPLITS + split, winner)
-        tl.store(ids_out + row * SPLITS + split, token)
+        place = row * tl.num_programs(1) + split
+        tl.store(values + place, winner)
+        tl.store(ids_out + place, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _best_split(
     values,
     ids,
@@ -143,7 +144,7 @@ def _best_split(
     counts,
     row_params,
     vocab,
-    SPLITS: tl.constexpr,
+    splits,
     WIDTH: tl.constexpr,
     COUNT: tl.constexpr,
     EARLY: tl.constexpr,
@@ -152,9 +153,9 @@ def _best_split(
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, WIDTH)
-    inside = split < SPLITS
-    held = tl.load(values + row * SPLITS + split, mask=inside, other=float("-inf"))
-    which = tl.load(ids + row * SPLITS + split, mask=inside, other=NO_ID)
+    inside = split < splits
+    held = tl.load(values + row * splits + split, mask=inside, other=float("-inf"))
+    which = tl.load(ids + row * splits + split, mask=inside, other=NO_ID)
     token = tl.min(tl.where(held == tl.max(held, axis=0), which, NO_ID), axis=0)
     _finish(tokens, counts, row_params, row, token, vocab, COUNT)
 
@@ -190,7 +191,7 @@ def choose(logits: Tensor, batch: SamplingBatch, cut: tuple[Tensor, Tensor] | No
         ids_out=ids,
         tokens=tokens,
         share=share,
-        SPLITS=splits,
+        ALONE=splits == 1,
         NOISE=batch.mode.noise,
         FILTERS=cut is not None,
         PAIRS=PAIRS,
@@ -205,8 +206,8 @@ def choose(logits: Tensor, batch: SamplingBatch, cut: tuple[Tensor, Tensor] | No
             batch.counts,
             batch.params,
             vocab,
-            SPLITS=splits,
-            WIDTH=triton.next_power_of_2(splits),
+            splits,
+            WIDTH=triton.next_power_of_2(triton.cdiv(vocab, 2 * PAIRS)),
             COUNT=batch.mode.penalties,
             num_warps=1,
             **early.options(),

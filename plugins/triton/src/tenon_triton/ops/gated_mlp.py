@@ -15,6 +15,7 @@ from tenon_platforms.ops.quantized import FP8Block
 from tenon_platforms.ops.weights import GatedMLPWeights
 from tenon_platforms.torch_dtypes import to_torch
 
+from ..compiling import is_rehearsal
 from . import mlp
 from .float8 import Float8Rows, quantize
 from .gemv import gemv
@@ -67,6 +68,10 @@ def gated_mlp(
     def prepare(weights: GatedMLPWeights, uses: tuple[WeightUse, ...]) -> Prepared:
         return policy.prepare(spec.gate_up, weights.gate_up), policy.prepare(spec.down, weights.down)
 
+    def by_many(many: ManyRows, x: Tensor | Float8Rows, gate_up: Weight) -> Tensor:
+        float8 = gate_up.scale is not None
+        return many.run(quantize(x.contiguous()) if float8 and isinstance(x, Tensor) else x, gate_up)
+
     def run(x: Tensor | Float8Rows, weights: Prepared) -> Tensor:
         gate_up, down = weights
         tokens, features = (x.values if isinstance(x, Float8Rows) else x).shape[0], gate_up.weight.shape[0] // 2
@@ -83,8 +88,10 @@ def gated_mlp(
             else:
                 inner = tiles(x, held, pair, scale=scale, bias=bias, activation=kind)
         elif many is not None and many.pays(tokens, features, float8=float8):
-            inner = many.run(quantize(x.contiguous()) if float8 and isinstance(x, Tensor) else x, gate_up)
+            inner = by_many(many, x, gate_up)
         else:
+            if many is not None and is_rehearsal():  # where it pays depends on the very number of tokens
+                multiply(by_many(many, x, gate_up), down, policy, dtype)
             wide = multiply(x, gate_up, policy, dtype)
             keeps = policy.keeps(tokens, down)
             inner = mlp.multiply(wide, kind) if keeps else mlp.multiply_float8(wide, kind)
