@@ -17,6 +17,7 @@
 bool emulated_tiles_are_right();   // tiles.cpp
 bool attention_tiles_are_right();  // attention_tiles.cpp
 bool attention_asks_once();  // attention_asks.cpp
+bool experts_are_right(int32_t type, int count, int top_k);  // moe.cpp
 bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated);  // attention.cpp
 
 namespace {
@@ -345,6 +346,13 @@ int main() {
             for (const int64_t tokens : {1, 16, 45})
                 for (const bool bf16 : {false, true}) gates_are_right(type, tokens, bf16);
         attention_is_right_at_shapes(false);
+        for (const int32_t type : {0, 3})
+            for (const int threads : {1, 3}) {
+                EXPECT(tenon_cpu_threads_set(threads, nullptr, 50) == TENON_OK);
+                EXPECT(experts_are_right(type, 5, 2));
+                EXPECT(experts_are_right(type, 40, 8));
+                EXPECT(experts_are_right(type, 3, 3));
+            }
     }
     tenon_cpu_threads_set(1, nullptr, 0);
     std::printf("native tests: %s\n", failures ? "failed" : "passed");
