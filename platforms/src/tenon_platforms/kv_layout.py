@@ -35,6 +35,7 @@ class KVLayout:
     multiple. preferred_block_size: used when the operator names none. padded_head_dim: what a head takes in memory.
     null_block: reserved, zero when made; padding tokens are written there and read there.
     index_dtype: of slots and block tables. scale_bytes_per_token: of quantized caches, kept beside the block.
+    dtype int8: each token's keys and its values of a head are codes of one float32 scale (`ops/quantized_kv.py`).
     """
 
     kind: LayoutKind
@@ -50,6 +51,11 @@ class KVLayout:
     index_dtype: DType = DType.INT32
     null_block: int = 0
     scale_bytes_per_token: int = 0
+
+    @property
+    def canonical_dtype(self) -> DType:
+        """Of the canonical form: the cache's, or float32 where that is codes with scales."""
+        return DType.FLOAT32 if self.dtype == DType.INT8 else self.dtype
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block of one layer."""
