@@ -63,9 +63,8 @@ class Tenon:
         concurrent: int,
     ) -> None:
         self.name = f"tenon gguf={gguf} weights={weights} kernels={kernels} dtype={dtype.value} kv={kv.value}"
-        config = EngineConfig.from_flat(
-            model=str(path), max_num_seqs=concurrent, max_model_len=1024, num_blocks=concurrent * 16 + 1
-        )
+        blocks = concurrent * 16 + 2  # of 64 tokens; the null block, and one for the last token's successor
+        config = EngineConfig.from_flat(model=str(path), max_num_seqs=concurrent, max_model_len=1024, num_blocks=blocks)
         options = {"threads": threads, "gguf": gguf, "weights": weights, "kernels": kernels}
         sockets = Sockets.open(CPUPlatform(options))
         self.opened = open_model(config)

@@ -37,6 +37,7 @@ from tenon_cpu.step_calls import kernel
 from tenon_cpu.tape import Tape, TapeExecutable
 from tenon_platforms.dtypes import DType
 from tenon_platforms.execution import Executable
+from tenon_platforms.ops.quantized_kv import SCALE_BYTES
 from tenon_platforms.shapes import ShapeKey
 
 PROMPT, OUTPUT, PREFILL, CONTEXT = 128, 128, 512, 192
@@ -59,6 +60,8 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any], kv_type: DType) -> Shape:
+        if config.get("num_experts") or config.get("num_local_experts"):
+            raise SystemExit("a mixture of experts: what a step reads of it depends on its tokens (see cpu.py)")
         heads = config["num_attention_heads"]
         return cls(
             hidden=config["hidden_size"],
@@ -85,7 +88,8 @@ class Shape:
     @property
     def kv_bytes(self) -> int:
         """Of one token of context in all layers."""
-        return 2 * self.kv_type.num_bytes * self.kv_heads * self.dim * self.layers
+        head = self.kv_type.num_bytes * self.dim + SCALE_BYTES * (self.kv_type == DType.INT8)
+        return 2 * head * self.kv_heads * self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

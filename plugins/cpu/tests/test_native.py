@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -64,3 +65,28 @@ def test_every_source_counts(sources: Path) -> None:
         (sources / name).write_bytes((sources / name).read_bytes() + b"\n")
         seen.add(native.sources_hash(sources))
     assert len(seen) == 5
+
+
+REFUSED = """
+import resource
+from pathlib import Path
+from tenon_cpu import native
+from tenon_platforms.errors import DeviceError
+
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + 2**29, resource.RLIM_INFINITY))  # of some 60 threads' stacks
+try:
+    native.set_threads(1000)
+except DeviceError as error:
+    print(error)
+print(native.num_threads())
+native.set_threads(3)
+print(native.num_threads())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(native.library() is None, reason="no native library")
+def test_threads_that_the_system_refuses_are_an_error() -> None:
+    found = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.splitlines() == ["starting 1000 threads: the system refused to start threads", "1", "3"]

@@ -38,25 +38,17 @@ constexpr std::chrono::microseconds patience{10};
 // Threads, and the gate through which they come to a region.
 class Pool {
 public:
+    // Throws std::system_error where the system has no more threads; those that it began with are then gone.
     Pool(int threads, const int32_t* cores, int spin_us) : threads_(threads), spin_(spin_us) {
-        for (int i = 1; i < threads; ++i) {
-            workers_.emplace_back([this, i] { work(i); });
-#if defined(__linux__)
-            if (cores != nullptr && cores[i] >= 0 && cores[i] < CPU_SETSIZE) {
-                cpu_set_t set;
-                CPU_ZERO(&set);
-                CPU_SET(cores[i], &set);
-                pthread_setaffinity_np(workers_.back().native_handle(), sizeof set, &set);
-            }
-#endif
+        try {
+            for (int i = 1; i < threads; ++i) start(i, cores);
+        } catch (...) {
+            stop();
+            throw;
         }
     }
 
-    ~Pool() {
-        stop_.store(true);
-        open();
-        for (auto& worker : workers_) worker.join();
-    }
+    ~Pool() { stop(); }
 
     void run(int most, RegionFn fn, void* context) {
         fn_ = fn;
@@ -70,6 +62,24 @@ public:
     }
 
 private:
+    void start(int thread, const int32_t* cores) {
+        workers_.emplace_back([this, thread] { work(thread); });
+#if defined(__linux__)
+        if (cores != nullptr && cores[thread] >= 0 && cores[thread] < CPU_SETSIZE) {
+            cpu_set_t set;
+            CPU_ZERO(&set);
+            CPU_SET(cores[thread], &set);
+            pthread_setaffinity_np(workers_.back().native_handle(), sizeof set, &set);
+        }
+#endif
+    }
+
+    void stop() {
+        stop_.store(true);
+        open();
+        for (auto& worker : workers_) worker.join();
+    }
+
     // gate_: the region's number, then whether it is closed, then how many workers came.
     static constexpr uint64_t CAME = 0xffff, CLOSED = 0x10000, NUMBER = 0x20000;
 

@@ -76,7 +76,7 @@ void choose(float* scores, const MoE& moe, int32_t* experts, float* weights) {
         experts[k] = best;  // there is one, even of scores that are not numbers
         chosen += scores[best];
     }
-    const float by = moe.renormalizes ? chosen : total;
+    const float by = moe.renormalizes && !std::isnan(total) ? chosen : total;  // one score that is no number spoils all
     for (int32_t k = 0; k < moe.top_k; ++k) weights[k] = scores[experts[k]] / by;
 }
 
@@ -155,7 +155,8 @@ int run_moe(const tenon_moe_call& call) {
     if (moe == nullptr || call.tokens < 0 || call.tokens > (int64_t{1} << 24)) return TENON_BAD_ARGUMENT;
     if (call.type != TENON_F32 && call.type != TENON_BF16 && call.type != TENON_F16) return TENON_NO_SUCH_TYPE;
     if (call.tokens == 0) return TENON_OK;
-    if (call.x == nullptr || call.y == nullptr || call.x_stride < moe->hidden || call.y_stride < moe->hidden) return TENON_BAD_ARGUMENT;
+    if (call.x == nullptr || call.y == nullptr) return TENON_BAD_ARGUMENT;
+    if (call.tokens > 1 && (call.x_stride < moe->hidden || call.y_stride < moe->hidden)) return TENON_BAD_ARGUMENT;
     std::lock_guard<std::mutex> lock(call_mutex);
     const int threads = num_threads();
     const int64_t size = elements_size(call.type), experts = static_cast<int64_t>(moe->experts.size());
