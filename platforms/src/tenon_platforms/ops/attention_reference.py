@@ -16,7 +16,7 @@ from ..attention import AttentionBackend, GraphSupport, attention_kernel
 from ..batch import AttentionBatch, GQAInputs
 from ..kernel import Kernel, KernelFlags
 from ..kv_layout import KVLayout, LayoutKind
-from ..torch_dtypes import to_torch
+from ..torch_dtypes import movable, rounded_to, to_torch
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -74,9 +74,9 @@ class ReferenceAttention(AttentionBackend):
         return [self.device.zeros(shape, to_torch(self.layout.dtype)) for _ in range(num_layers)]
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
-        flat = cache.view(2, -1, *cache.shape[3:])  # [2, slots, kv heads, head_dim]
-        flat[0].index_copy_(0, slots.long(), key.to(cache.dtype))
-        flat[1].index_copy_(0, slots.long(), value.to(cache.dtype))
+        flat = movable(cache).view(2, -1, *cache.shape[3:])  # [2, slots, kv heads, head_dim]
+        flat[0].index_copy_(0, slots.long(), movable(rounded_to(key, cache.dtype)))
+        flat[1].index_copy_(0, slots.long(), movable(rounded_to(value, cache.dtype)))
 
     def plan(self, batch: AttentionBatch) -> ReferencePlan:
         host, window, size = batch.host, self.spec.sliding_window, batch.block_size
@@ -117,14 +117,14 @@ class ReferenceAttention(AttentionBackend):
 
     def run(self, inputs: GQAInputs, plan: ReferencePlan) -> Tensor:
         query = inputs.query
-        keys, values = inputs.cache.view(2, -1, *inputs.cache.shape[3:]).unbind(0)
+        kept, held = inputs.cache.dtype, movable(inputs.cache).view(2, -1, *inputs.cache.shape[3:])  # keys, values
         output = torch.zeros_like(query)
         if plan.decode_context is not None and plan.decode_visible is not None:
             count = plan.num_decodes
-            k, v = keys[plan.decode_context], values[plan.decode_context]  # [decodes, length, kv heads, head_dim]
+            k, v = (part[plan.decode_context].view(kept) for part in held)  # [decodes, length, kv heads, head_dim]
             output[:count] = self._attend(query[:count, None], k, v, plan.decode_visible[:, None], inputs.sinks)[:, 0]
         for row in plan.rows:
-            k, v = keys[row.context][None], values[row.context][None]
+            k, v = (part[row.context][None].view(kept) for part in held)
             place = torch.arange(row.context_start, row.context_start + len(row.context), device=query.device)
             visible = torch.ones(len(row.positions), len(place), dtype=torch.bool, device=query.device)
             if self.spec.causal:
@@ -141,7 +141,7 @@ class ReferenceAttention(AttentionBackend):
         rows, queries, heads, dim = q.shape
         group = heads // k.shape[2]
         hidden = ~visible.any(dim=1)[:, :, None, None]  # never let an unwritten slot's NaN through 0 * NaN
-        k, v = k.masked_fill(hidden, 0).float(), v.masked_fill(hidden, 0).float()
+        k, v = k.float().masked_fill(hidden, 0), v.float().masked_fill(hidden, 0)
         grouped = q.float().view(rows, queries, k.shape[2], group, dim)
         scores = torch.einsum("rqhgd,rlhd->rhgql", grouped, k) * self.spec.scale
         if self.spec.soft_cap:
@@ -156,14 +156,14 @@ class ReferenceAttention(AttentionBackend):
         return mixed.reshape(rows, queries, heads, dim).to(q.dtype)
 
     def copy_blocks(self, caches: list[Tensor], source: Tensor, target: Tensor) -> None:
-        for cache in caches:
+        for cache in map(movable, caches):
             cache[:, target.long()] = cache[:, source.long()]
 
     def export_blocks(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        return cache[:, blocks.long()].transpose(0, 1).contiguous()
+        return movable(cache)[:, blocks.long()].transpose(0, 1).contiguous().view(cache.dtype)
 
     def import_blocks(self, cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
-        cache[:, blocks.long()] = canonical.transpose(0, 1).to(cache.dtype)
+        movable(cache)[:, blocks.long()] = movable(rounded_to(canonical.transpose(0, 1), cache.dtype))
 
 
 def attention(spec: AttentionSpec, table: OpTable, device: Device) -> Kernel:

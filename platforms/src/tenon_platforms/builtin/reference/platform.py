@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from ...capabilities import Capabilities, Determinism
 from ...device import Device
+from ...dtypes import DType
 from ...platform import Platform
 
 
@@ -16,4 +17,5 @@ class ReferencePlatform(Platform):
     contract: ClassVar[str] = ">=0.1,<0.2"
 
     def capabilities(self, device: Device) -> Capabilities:
-        return Capabilities(determinism=Determinism.BATCH)
+        kv_dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3)
+        return Capabilities(kv_dtypes=kv_dtypes, determinism=Determinism.BATCH)
