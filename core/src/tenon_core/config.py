@@ -87,7 +87,11 @@ class CacheConfig:
         None, "bytes for the KV cache, instead of a share", aliases=("--kv-cache-memory-bytes",)
     )
     num_blocks: int | None = flag(None, "number of KV blocks, instead of bytes", aliases=("--num-gpu-blocks-override",))
-    kv_cache_dtype: str = flag("auto", "type of the KV cache", choices=("auto", "float32", "float16", "bfloat16"))
+    kv_cache_dtype: str = flag(
+        "auto",
+        "type of the KV cache; fp8: float8_e4m3, unscaled",
+        choices=("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "float8_e4m3"),
+    )
     enable_prefix_caching: bool = flag(True, "reuse the KV blocks of prompts that begin alike")
     block_allocator: str = flag("default", "block allocator, by its entry-point name (tenon.block_allocators)")
 
