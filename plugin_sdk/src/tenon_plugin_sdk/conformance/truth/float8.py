@@ -40,11 +40,10 @@ def held_of(values: Tensor) -> Tensor:
     NaN and zero have two codes; they are 0x7F and 0 here.
     """
     held, wide = magnitudes(), values.double()
-    size = wide.abs().clamp(max=LARGEST)
-    distance = (size[..., None] - held).abs()
-    near = distance == distance.amin(-1, keepdim=True)
-    even = near & (torch.arange(NAN) % 2 == 0)
-    code = torch.where(even.any(-1), even.int().argmax(-1), near.int().argmax(-1))
+    halves, size = (held[1:] + held[:-1]) / 2, wide.abs().nan_to_num().clamp(max=LARGEST)
+    code = torch.bucketize(size, halves)  # of a value halfway, the one below
+    halfway = size == halves[code.clamp(max=len(halves) - 1)]
+    code = code + (halfway & (code % 2 == 1))
     return _one_code(torch.where(wide.isnan(), NAN, code | (wide.signbit().long() << 7)))
 
 
