@@ -72,11 +72,18 @@ def model_source(path: Path, config: Mapping[str, Any], *, eos_token_ids: tuple[
 
 
 def build(
-    source: ModelSource, platform: Any, *, dtype: DType = DType.FLOAT32, max_model_len: int = MAX_LEN, **flat: Any
+    source: ModelSource,
+    platform: Any,
+    *,
+    dtype: DType = DType.FLOAT32,
+    kv_dtype: DType | None = None,
+    max_model_len: int = MAX_LEN,
+    **flat: Any,
 ) -> Assembled:
     """An engine on `platform`. flat: fields of the engine's configuration; few rows unless said otherwise."""
     config = EngineConfig.from_flat(model=source.name, **{"max_num_seqs": 8, **flat})
-    return assemble(config, Sockets.open(platform), source, dtype=dtype, kv_dtype=dtype, max_model_len=max_model_len)
+    sockets = Sockets.open(platform)
+    return assemble(config, sockets, source, dtype=dtype, kv_dtype=kv_dtype or dtype, max_model_len=max_model_len)
 
 
 @dataclass(slots=True, kw_only=True)
