@@ -1,4 +1,4 @@
-"""What the platform does not promise is refused before it goes wrong: batch invariance, indices that overflow, types."""
+"""What the platform does not promise is refused before it goes wrong: batch invariance, indices, types."""
 
 from __future__ import annotations
 

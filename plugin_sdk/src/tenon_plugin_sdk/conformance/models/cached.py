@@ -36,8 +36,8 @@ def _registered(kv: torch.dtype, shaken: float) -> str:
     from transformers.masking_utils import sdpa_mask
 
     def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        held = (rounded_to(_off(part, shaken), kv).to(part.dtype) for part in (key, value))
-        return sdpa_attention_forward(module, query, *held, *args, **kwargs)
+        k, v = (rounded_to(_off(part, shaken), kv).to(part.dtype) for part in (key, value))
+        return sdpa_attention_forward(module, query, k, v, *args, **kwargs)
 
     name = f"{NAME}_{kv}_{'shaken' if shaken else 'exact'}".replace(".", "_")
     AttentionInterface.register(name, forward)
