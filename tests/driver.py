@@ -82,8 +82,8 @@ def build(
 ) -> Assembled:
     """An engine on `platform`. flat: fields of the engine's configuration; few rows unless said otherwise."""
     config = EngineConfig.from_flat(model=source.name, **{"max_num_seqs": 8, **flat})
-    sockets = Sockets.open(platform)
-    return assemble(config, sockets, source, dtype=dtype, kv_dtype=kv_dtype or dtype, max_model_len=max_model_len)
+    sockets, kv_dtype = Sockets.open(platform), kv_dtype or dtype
+    return assemble(config, sockets, source, dtype=dtype, kv_dtype=kv_dtype, max_model_len=max_model_len)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -83,7 +83,16 @@ def test_replay_is_the_step_bit_by_bit(
     assert not tapes_of(assembled)._refused
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("model", ["qwen3_moe", "mixtral"])
+def test_which_experts_run_is_found_in_a_replay(model: str, build_tiny: Build, checked_replays: list[Any]) -> None:
+    assembled = build_tiny(model, "cpu")
+    prompts = prompts_of(LENGTHS)
+    drive(assembled.engine, [request(i, prompt, max_tokens=20 + 7 * i) for i, prompt in enumerate(prompts)])
+    assert {key.rows for key in checked_replays} >= {1, 2, 3, 4, 5}
+    assert not tapes_of(assembled)._refused
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3", "gemma3", "qwen3_moe", "mixtral"])
 @pytest.mark.parametrize("flat", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 16}])
 def test_greedy_tokens_are_those_of_torchs_kernels(
     model: str, flat: dict[str, Any], build_tiny: Build, reference_of: Callable[[str], Reference]

@@ -103,5 +103,5 @@ def test_a_cache_of_8_bit_floats_has_three_spellings(spelling: str) -> None:
 
 
 def test_an_unknown_type_of_cache_is_named() -> None:
-    with pytest.raises(ConfigError, match="^kv_cache_dtype is 'fp8_e5m2': expected one of auto, "):
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype is 'fp8_e5m2': expected one of auto, "):
         EngineConfig.from_flat(kv_cache_dtype="fp8_e5m2")

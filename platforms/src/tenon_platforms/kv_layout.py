@@ -37,6 +37,7 @@ class KVLayout:
     index_dtype: of slots and block tables. scale_bytes_per_token: of quantized caches, kept beside the block.
     dtype: of what is written, keys as they are after rotation, and imported, rounded to nearest even. float8_e4m3 is
     unscaled and saturates: beyond +-448, infinities too, becomes +-448, NaN stays NaN (`torch_dtypes.rounded_to`).
+    dtype int8: each token's keys and its values of a head are codes of one float32 scale (`ops/quantized_kv.py`).
     """
 
     kind: LayoutKind
@@ -52,6 +53,11 @@ class KVLayout:
     index_dtype: DType = DType.INT32
     null_block: int = 0
     scale_bytes_per_token: int = 0
+
+    @property
+    def canonical_dtype(self) -> DType:
+        """Of the canonical form: the cache's, or float32 where that is codes with scales."""
+        return DType.FLOAT32 if self.dtype == DType.INT8 else self.dtype
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block of one layer."""

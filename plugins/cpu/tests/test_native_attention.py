@@ -24,6 +24,7 @@ from tenon_cpu.ops.offers import register_native
 from tenon_platforms.batch import GQAInputs
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.quantized_kv import dequantize_heads, quantize_heads
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.torch_dtypes import to_torch
 
@@ -78,11 +79,13 @@ def check(
 ) -> None:
     """rows: (query length, sequence length), decodes first. shared: leading blocks that all rows have in common."""
     backend = NativeAttention(spec)
-    kv = to_torch(spec.kv_dtype)
+    kv = to_torch(backend.layout.canonical_dtype)
     lengths = [length for _, length in rows]
     counts = [-(-length // block_size) for length in lengths]
     cache = backend.allocate(sum(counts) + 3, block_size, 1)[0]
-    cache[1:] = NAN
+    is_scaled = spec.kv_dtype == DType.INT8
+    poison = -1 if is_scaled else NAN  # the bytes of a scale that is no number
+    cache[1:] = poison
     order = (torch.randperm(sum(counts) + 2) + 1).tolist()
     common = [order.pop() for _ in range(min(shared, min(length // block_size for length in lengths)))]
     prefix = [torch.randn(len(common) * block_size, spec.num_kv_heads, spec.head_dim).to(kv) for _ in range(2)]
@@ -92,10 +95,13 @@ def check(
         key, value = (torch.cat((part, torch.randn(length - len(part), *part.shape[1:]).to(kv))) for part in prefix)
         slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(length)])
         backend.write_kv(key, value, cache, slots.int())
+        if is_scaled:  # what the codes say
+            held = backend.export_blocks(cache, torch.tensor(table, dtype=torch.int32))
+            key, value = (held[:, part].flatten(0, 1)[:length] for part in (0, 1))
         if spec.sliding_window:
             for index in range(max(length - count + 1 - spec.sliding_window, 0) // block_size):
                 if table[index] not in common:
-                    cache[table[index]] = NAN
+                    cache[table[index]] = poison
                     table[index] = 0
         tables.append(table)
         contexts.append((key, value))
@@ -129,7 +135,7 @@ PREFILLS = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 120)), min_size
     block_size=st.sampled_from([16, 32, 64]),
     types=st.tuples(
         st.sampled_from([DType.FLOAT32, DType.BFLOAT16]),
-        st.sampled_from([DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16]),
+        st.sampled_from([DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8]),
     ),
     soft_cap=st.sampled_from([0.0, 0.0, 5.0]),
     sinks=st.booleans(),
@@ -195,6 +201,45 @@ def test_padding_rows_are_finite_and_a_plan_is_updated_in_place(isa: str, make_b
     fresh = make_batch([1, 1], [96, 1], [[3, 1, 2], [4]], 32)
     wanted = backend.run(GQAInputs(query=query[:2], cache=cache), backend.plan(fresh))
     assert torch.equal(again[:2], wanted)
+
+
+@ANY
+@given(
+    heads=st.sampled_from([(1, 1), (6, 2)]),
+    dim=st.sampled_from([16, 64, 80]),
+    dtype=st.sampled_from([DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16]),
+    size=st.sampled_from([1e-38, 1e-20, 1.0, 1e4]),
+)
+def test_int8_is_the_contracts(isa: str, heads: tuple[int, int], dim: int, dtype: DType, size: float) -> None:
+    """As the contract's reference has it, but for a code where a value lies half way between two."""
+    backend = NativeAttention(spec_of(*heads, dim, dtype=dtype, kv_dtype=DType.INT8))
+    cache = backend.allocate(4, 32, 1)[0]
+    key, value = (torch.randn(40, heads[1], dim).mul_(size).to(to_torch(dtype)) for _ in range(2))
+    key[3], value[5, 0, 1], key[7, 0, 0] = 0, NAN, float("inf")
+    backend.write_kv(key, value, cache, torch.arange(32, 72, dtype=torch.int32))
+    held = backend.export_blocks(cache, torch.tensor([1, 2], dtype=torch.int32)).transpose(0, 1).flatten(1, 2)[:, :40]
+    for found, given_ in zip(held, (key, value), strict=True):
+        wanted = dequantize_heads(quantize_heads(given_))
+        step = given_.float().abs().amax(-1, keepdim=True) / 127
+        near = (found - wanted).abs() <= 1.001 * step * (found != wanted)
+        assert (near | (found.isnan() & wanted.isnan())).all()
+        half = (found - given_.float()).abs() <= 0.501 * step + 2e-45
+        assert (half | ~step.isfinite()).all()
+
+
+def test_int8_blocks_are_exchanged_and_copied(isa: str) -> None:
+    backend = NativeAttention(spec_of(kv_dtype=DType.INT8))
+    caches = backend.allocate(5, 32, 2)
+    assert backend.layout.block_bytes(32) * 5 == caches[0].nbytes
+    key, value = torch.randn(2, 64, 2, 16)
+    backend.write_kv(key, value, caches[0], torch.arange(32, 96, dtype=torch.int32))
+    source, target = torch.tensor([[1, 2], [4, 3]], dtype=torch.int32)
+    canonical = backend.export_blocks(caches[0], source)
+    assert canonical.dtype == torch.float32
+    backend.copy_blocks(caches, source, target)
+    assert torch.equal(backend.export_blocks(caches[0], target), canonical)
+    backend.import_blocks(caches[1], source, canonical)
+    assert torch.allclose(backend.export_blocks(caches[1], source), canonical, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("kv_dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])

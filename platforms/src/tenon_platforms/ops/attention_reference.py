@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ..attention import AttentionBackend, GraphSupport, attention_kernel
 from ..batch import AttentionBatch, GQAInputs
+from ..dtypes import DType
 from ..kernel import Kernel, KernelFlags
 from ..kv_layout import KVLayout, LayoutKind
 from ..torch_dtypes import movable, rounded_to, to_torch
+from .quantized_kv import SCALE_BYTES, dequantize_heads, quantize_heads
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -49,7 +51,7 @@ class ReferencePlan:
 
 
 class ReferenceAttention(AttentionBackend):
-    """KV of a layer: [2, blocks, block_size, kv heads, head_dim] on one torch device."""
+    """KV of a layer: [2, blocks, block_size, kv heads, head_dim] on one torch device; int8: head_dim and a scale."""
 
     graph_support = GraphSupport.NEVER
 
@@ -57,6 +59,7 @@ class ReferenceAttention(AttentionBackend):
         self.spec = spec
         self.device = device
         self.one_by_one = one_by_one
+        self.has_scales = spec.kv_dtype == DType.INT8
         self.layout = KVLayout(
             kind=LayoutKind.PAGED,
             id="reference.paged",
@@ -67,16 +70,27 @@ class ReferenceAttention(AttentionBackend):
             kernel_block_size=1,
             preferred_block_size=16,
             padded_head_dim=spec.head_dim,
+            scale_bytes_per_token=2 * spec.num_kv_heads * SCALE_BYTES * self.has_scales,
         )
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
-        shape = (2, num_blocks, block_size, self.spec.num_kv_heads, self.spec.head_dim)
+        width = self.spec.head_dim + SCALE_BYTES * self.has_scales
+        shape = (2, num_blocks, block_size, self.spec.num_kv_heads, width)
         return [self.device.zeros(shape, to_torch(self.layout.dtype)) for _ in range(num_layers)]
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         flat = movable(cache).view(2, -1, *cache.shape[3:])  # [2, slots, kv heads, head_dim]
-        flat[0].index_copy_(0, slots.long(), movable(rounded_to(key, cache.dtype)))
-        flat[1].index_copy_(0, slots.long(), movable(rounded_to(value, cache.dtype)))
+        flat[0].index_copy_(0, slots.long(), self._stored(key))
+        flat[1].index_copy_(0, slots.long(), self._stored(value))
+
+    def _stored(self, x: Tensor) -> Tensor:
+        """x [..., head_dim] as the cache has it, as `movable` gives it."""
+        return movable(quantize_heads(x) if self.has_scales else rounded_to(x, to_torch(self.layout.dtype)))
+
+    def _read(self, stored: Tensor) -> Tensor:
+        """The inverse, of what the cache holds."""
+        held = stored.view(to_torch(self.layout.dtype))
+        return dequantize_heads(held) if self.has_scales else held
 
     def plan(self, batch: AttentionBatch) -> ReferencePlan:
         host, window, size = batch.host, self.spec.sliding_window, batch.block_size
@@ -117,14 +131,14 @@ class ReferenceAttention(AttentionBackend):
 
     def run(self, inputs: GQAInputs, plan: ReferencePlan) -> Tensor:
         query = inputs.query
-        kept, held = inputs.cache.dtype, movable(inputs.cache).view(2, -1, *inputs.cache.shape[3:])  # keys, values
+        held = movable(inputs.cache).view(2, -1, *inputs.cache.shape[3:])  # keys, values
         output = torch.zeros_like(query)
         if plan.decode_context is not None and plan.decode_visible is not None:
             count = plan.num_decodes
-            k, v = (part[plan.decode_context].view(kept) for part in held)  # [decodes, length, kv heads, head_dim]
+            k, v = (self._read(part[plan.decode_context]) for part in held)  # [decodes, length, kv heads, head_dim]
             output[:count] = self._attend(query[:count, None], k, v, plan.decode_visible[:, None], inputs.sinks)[:, 0]
         for row in plan.rows:
-            k, v = (part[row.context][None].view(kept) for part in held)
+            k, v = (self._read(part[row.context][None]) for part in held)
             place = torch.arange(row.context_start, row.context_start + len(row.context), device=query.device)
             visible = torch.ones(len(row.positions), len(place), dtype=torch.bool, device=query.device)
             if self.spec.causal:
@@ -160,10 +174,10 @@ class ReferenceAttention(AttentionBackend):
             cache[:, target.long()] = cache[:, source.long()]
 
     def export_blocks(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        return movable(cache)[:, blocks.long()].transpose(0, 1).contiguous().view(cache.dtype)
+        return self._read(movable(cache)[:, blocks.long()]).transpose(0, 1).contiguous()
 
     def import_blocks(self, cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
-        movable(cache)[:, blocks.long()] = movable(rounded_to(canonical.transpose(0, 1), cache.dtype))
+        movable(cache)[:, blocks.long()] = self._stored(canonical.transpose(0, 1))
 
 
 def attention(spec: AttentionSpec, table: OpTable, device: Device) -> Kernel:

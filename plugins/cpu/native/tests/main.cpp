@@ -17,7 +17,8 @@
 bool emulated_tiles_are_right();   // tiles.cpp
 bool attention_tiles_are_right();  // attention_tiles.cpp
 bool attention_asks_once();  // attention_asks.cpp
-bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated);  // attention.cpp
+bool experts_are_right(int32_t type, int count, int top_k);  // moe.cpp
+bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated, bool int8);  // attention.cpp
 
 namespace {
 
@@ -312,13 +313,13 @@ void threads_may_change_under_a_caller() {
 
 }  // namespace
 
-void attention_is_right_at_shapes(bool emulated) {
+void attention_is_right_at_shapes(bool emulated, bool int8) {
     for (const int dim : {16, 48, 64, 96, 128})
-        if (!emulated || dim % 32 == 0) EXPECT(attention_is_right(9, 3, dim, 32, emulated));  // others take no tiles
-    for (const int block_size : {16, 48, 64}) EXPECT(attention_is_right(4, 2, 64, block_size, emulated));
-    EXPECT(attention_is_right(2, 2, 160, 32, emulated));
-    EXPECT(attention_is_right(71, 1, 32, 64, emulated));
-    EXPECT(attention_is_right(16, 2, 64, 32, emulated));
+        if (!emulated || dim % 32 == 0) EXPECT(attention_is_right(9, 3, dim, 32, emulated, int8));  // others take no tiles
+    for (const int block_size : {16, 48, 64}) EXPECT(attention_is_right(4, 2, 64, block_size, emulated, int8));
+    EXPECT(attention_is_right(2, 2, 160, 32, emulated, int8));
+    EXPECT(attention_is_right(71, 1, 32, 64, emulated, int8));
+    EXPECT(attention_is_right(16, 2, 64, 32, emulated, int8));
 }
 
 int main() {
@@ -326,7 +327,7 @@ int main() {
     EXPECT(emulated_tiles_are_right());
     EXPECT(attention_tiles_are_right());
     EXPECT(attention_asks_once());
-    attention_is_right_at_shapes(true);
+    attention_is_right_at_shapes(true, false);
     for (const int spin_us : {0, 200})
         for (const int threads : {1, 3, 9, 70}) regions_join(spin_us, threads);
     a_region_inside_a_region_is_its_threads_own();
@@ -344,7 +345,14 @@ int main() {
         for (const int32_t type : {3, 30})
             for (const int64_t tokens : {1, 16, 45})
                 for (const bool bf16 : {false, true}) gates_are_right(type, tokens, bf16);
-        attention_is_right_at_shapes(false);
+        for (const bool int8 : {false, true}) attention_is_right_at_shapes(false, int8);
+        for (const int32_t type : {0, 3})
+            for (const int threads : {1, 3}) {
+                EXPECT(tenon_cpu_threads_set(threads, nullptr, 50) == TENON_OK);
+                EXPECT(experts_are_right(type, 5, 2));
+                EXPECT(experts_are_right(type, 40, 8));
+                EXPECT(experts_are_right(type, 3, 3));
+            }
     }
     tenon_cpu_threads_set(1, nullptr, 0);
     std::printf("native tests: %s\n", failures ? "failed" : "passed");

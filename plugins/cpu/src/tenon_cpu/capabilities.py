@@ -40,7 +40,7 @@ def capabilities(cpu: CPU, *, is_native: bool, inplace: bool) -> Capabilities:
             schemes["int8-channel"] = "native"
     return Capabilities(
         dtypes=_dtypes(cpu),
-        kv_dtypes=(DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16),
+        kv_dtypes=(DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, *((DType.INT8,) if is_native else ())),
         schemes={**schemes, **dict.fromkeys(("gguf-*", "fp8-*", "int8-*", "int4-*"), "dequantize")},
         determinism=Determinism.BATCH,
     )

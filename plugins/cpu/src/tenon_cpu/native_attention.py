@@ -1,6 +1,7 @@
 """Paged attention by the native library: the cache in tiles of 16 tokens, read where it lies, in decode and prefill.
 
     cache  [blocks, kv heads, 2, block_size * head_dim]; native/src/attention/attention.inl draws the tiles
+           int8: head_dim + 4, sixteen scales behind each tile's codes
     pool   [blocks, layers, ...]: a block's layers are neighbours, so that few blocks are few large pages
 
 `plan` splits a step over threads once for all layers; a decode row's context is split by its own length alone, so a
@@ -23,16 +24,22 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import No
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
 from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.ops.quantized_kv import SCALE_BYTES
 from tenon_platforms.torch_dtypes import to_torch
 
 from . import native
 from .memory import zeros
-from .step_calls import TYPES, bound, kernel
+from .step_calls import KV_TYPES, TYPES, bound, kernel
 
 LAYOUT_ID = "cpu.tiles-of-16.v1"
 TILE, MOST_PARTS, PLAN_HEADER = 16, 16, 8  # as in native/src/step/params.h
 PREFERRED_BLOCK = 64
 MOST_HEAD_DIM = 1024
+
+
+def token_width(head_dim: int, stored: torch.dtype) -> int:
+    """Elements of the cache that a token's keys, or its values, of one head take: int8 codes have a float32 scale."""
+    return head_dim + (SCALE_BYTES if stored == torch.int8 else 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +71,10 @@ def refuses(spec: AttentionSpec) -> No | None:
     width = 16 if native.ISAS.index(native.current_isa()) >= native.ISAS.index("avx512") else 8
     if spec.head_dim % width or spec.head_dim > MOST_HEAD_DIM:
         return No(f"computes heads whose dim is a multiple of {width} up to {MOST_HEAD_DIM}, not {spec.head_dim}")
-    for dtype in (spec.dtype, spec.kv_dtype):
-        if to_torch(dtype) not in TYPES:
-            return No(f"computes float32, bfloat16 and float16, not {dtype}")
+    if to_torch(spec.dtype) not in TYPES:
+        return No(f"computes float32, bfloat16 and float16, not {spec.dtype}")
+    if to_torch(spec.kv_dtype) not in KV_TYPES:
+        return No(f"has caches of float32, bfloat16, float16 and int8, not {spec.kv_dtype}")
     if spec.num_heads % spec.num_kv_heads:
         return No(f"{spec.num_heads} heads over {spec.num_kv_heads} KV heads is no whole group")
     return None
@@ -86,6 +94,7 @@ class NativeAttention(AttentionBackend):
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
+        self._width = token_width(spec.head_dim, to_torch(spec.kv_dtype))
         self.layout = KVLayout(
             kind=LayoutKind.PAGED,
             id=LAYOUT_ID,
@@ -96,16 +105,17 @@ class NativeAttention(AttentionBackend):
             kernel_block_size=TILE,
             preferred_block_size=PREFERRED_BLOCK,
             padded_head_dim=spec.head_dim,
+            scale_bytes_per_token=2 * spec.num_kv_heads * (self._width - spec.head_dim),
         )
         self._group = spec.num_heads // spec.num_kv_heads
-        self._types = (TYPES[to_torch(spec.dtype)], TYPES[to_torch(spec.kv_dtype)])
+        self._types = (TYPES[to_torch(spec.dtype)], KV_TYPES[to_torch(spec.kv_dtype)])
         self._partials = torch.empty(0)
         self._counters = torch.zeros(0, dtype=torch.int32)
 
     # the cache
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
-        shape = (num_blocks, num_layers, self.spec.num_kv_heads, 2, block_size * self.spec.head_dim)
+        shape = (num_blocks, num_layers, self.spec.num_kv_heads, 2, block_size * self._width)
         return list(zeros(shape, to_torch(self.spec.kv_dtype)).unbind(1))
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -133,12 +143,12 @@ class NativeAttention(AttentionBackend):
 
     def export_blocks(self, cache: Tensor, blocks: Tensor) -> Tensor:
         shape = (blocks.shape[0], 2, self._block_size(cache), self.spec.num_kv_heads, self.spec.head_dim)
-        canonical = torch.empty(shape, dtype=cache.dtype)
+        canonical = torch.empty(shape, dtype=to_torch(self.layout.canonical_dtype))
         self._exchange(cache, blocks, canonical, imports=0)
         return canonical
 
     def import_blocks(self, cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
-        self._exchange(cache, blocks, canonical.to(cache.dtype).contiguous(), imports=1)
+        self._exchange(cache, blocks, canonical.to(to_torch(self.layout.canonical_dtype)).contiguous(), imports=1)
 
     def _exchange(self, cache: Tensor, blocks: Tensor, canonical: Tensor, *, imports: int) -> None:
         blocks = blocks.to(torch.int32).contiguous()
@@ -156,7 +166,7 @@ class NativeAttention(AttentionBackend):
         )
 
     def _block_size(self, cache: Tensor) -> int:
-        return cache.shape[-1] // self.spec.head_dim
+        return cache.shape[-1] // self._width
 
     # once a step
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import native
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KV_TYPES = {**TYPES, torch.int8: 3}  # with a scale for each token of a head
 CODES = {"p": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
 
 # name: fields in order, "letter:names"

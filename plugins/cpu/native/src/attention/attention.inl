@@ -3,6 +3,7 @@
 //     cache [blocks, kv heads, 2, block_size * dim], tiles of TILE = 16 tokens:
 //     keys    tile [dim, 16]        values  tile [16, dim]           float32, float16
 //             tile [dim/2, 16, 2]           tile [8, dim, 2]         bfloat16: two of what is summed lie together
+//             tile [dim, 16], float [16]    tile [16, dim], float [16]    int8: codes, then each token's scale
 //
 // A unit is (row, KV head, queries, keys): the heads of a group are rows of one small product, so K and V are read once
 // a group. Decode rows are split into parts by their own length alone, so a token's result never depends on the batch;
@@ -24,6 +25,27 @@ template <>
 struct IsPaired<BF16> {
     static constexpr bool value = true;
 };
+
+// Whether a token's keys and its values of a head are codes of a scale each.
+template <class T>
+struct IsScaled {
+    static constexpr bool value = false;
+};
+template <>
+struct IsScaled<I8> {
+    static constexpr bool value = true;
+};
+
+// Elements that a token takes in a tile.
+template <class KV>
+constexpr int64_t width_of(int dim) {
+    return dim + (IsScaled<KV>::value ? static_cast<int>(sizeof(float) / sizeof(KV)) : 0);
+}
+// The scales of a tile's sixteen tokens.
+template <class KV>
+static inline const float* scales_of(const KV* tile, int dim) {
+    return reinterpret_cast<const float*>(tile + static_cast<int64_t>(TILE) * dim);
+}
 
 constexpr int BLOCK_TILES = KEY_BLOCK / TILE;
 static_assert(BLOCK_TILES % 2 == 0, "tiles are scored by twos");
@@ -49,14 +71,15 @@ struct Unit {
 template <class KV>
 static const KV* tile_at(const AttentionParams& p, const Unit& unit, int key) {
     const int32_t block = p.block_table[unit.row->table_row * p.table_stride + key / p.block_size];
-    const int64_t line = static_cast<int64_t>(p.block_size) * p.dim;
+    const int64_t line = p.block_size * width_of<KV>(p.dim);
     const KV* base = static_cast<const KV*>(p.cache) + block * p.cache_stride + unit.kv_head * 2 * line;
-    return base + (key % p.block_size) / TILE * TILE * p.dim;
+    return base + (key % p.block_size) / TILE * TILE * width_of<KV>(p.dim);
 }
 
-// One row's scores of a key block, times `scale`, become weights, from the row's start on; its sums are rescaled.
-template <class Weight>
-static inline void soften(const AttentionParams& p, float* scores, float scale, int from, int to, int width, float* sums, float& top, float& total) {
+// One row's scores of a key block, times `scale`, become weights, from the row's start on, and where values have scales
+// weights of their codes; its sums are rescaled.
+template <class Weight, class KV>
+static inline void soften(const AttentionParams& p, float* scores, const Tiles<KV>& values, float scale, int from, int to, int width, float* sums, float& top, float& total) {
     Vec by = vset(scale);
     if (p.soft_cap > 0) {
         const Vec cap = vset(p.soft_cap), share = vset(scale / p.soft_cap);
@@ -77,8 +100,9 @@ static inline void soften(const AttentionParams& p, float* scores, float scale, 
     Vec sum = vzero();
     for (int i = 0; i < width; i += W) {
         const Vec weight = vexp(vfma(vload(scores + i), by, shift));
-        vstore(weights + i, weight);
         sum = sum + weight;
+        if constexpr (IsScaled<KV>::value) vstore(weights + i, weight * vload(scales_of(values[i / TILE], p.dim) + i % TILE));
+        else vstore(weights + i, weight);
     }
     if (now != top && top != NEGATIVE_INFINITY) {  // else there are no sums yet
         const Vec keep = vexp(vset(top - now));
@@ -102,7 +126,7 @@ static void find_keys(const AttentionParams& p, const Unit* unit, int key, Tiles
 
 template <class KV>
 static void find_values(const AttentionParams& p, const Tiles<KV>& keys, Tiles<KV>& values) {
-    for (int t = 0; t < BLOCK_TILES; ++t) values[t] = keys[t] == nullptr ? nullptr : keys[t] + static_cast<int64_t>(p.block_size) * p.dim;
+    for (int t = 0; t < BLOCK_TILES; ++t) values[t] = keys[t] == nullptr ? nullptr : keys[t] + p.block_size * width_of<KV>(p.dim);
 }
 
 // What is read of `count` tokens' keys or values.
@@ -111,10 +135,11 @@ static Soon soon_of(const Tiles<KV>& tiles, int count, bool are_keys, int dim) {
     constexpr int BYTES = static_cast<int>(sizeof(KV));
     const int tokens = are_keys ? TILE : IsPaired<KV>::value ? 2 : 1;  // that are read together
     Soon soon;
-    soon.tile_bytes = TILE * dim * BYTES;
+    soon.tile_bytes = TILE * static_cast<int>(width_of<KV>(dim)) * BYTES;
     for (int t = 0; t < BLOCK_TILES; ++t) {
         soon.tiles[t] = reinterpret_cast<const char*>(tiles[t]);
-        soon.bytes[t] = (least(TILE, most(0, count - t * TILE)) + tokens - 1) / tokens * tokens * dim * BYTES;
+        const int asked = (least(TILE, most(0, count - t * TILE)) + tokens - 1) / tokens * tokens;
+        soon.bytes[t] = IsScaled<KV>::value && asked > 0 ? soon.tile_bytes : asked * dim * BYTES;
     }
     return soon;
 }
@@ -150,7 +175,7 @@ static void compute_unit(const AttentionParams& p, const Unit& unit, const UnitM
             const int position = first_position + r / group;
             const int to = p.causal ? least(count, position + 1 - key) : count;
             const int from = p.window ? most(0, position + 1 - p.window - key) : 0;
-            soften<typename P::Weight>(p, memory.scores + r * KEY_BLOCK, P::SCALES_QUERIES ? 1.0f : p.scale, least(from, width), most(to, 0), width,
+            soften<typename P::Weight, KV>(p, memory.scores + r * KEY_BLOCK, values, P::SCALES_QUERIES ? 1.0f : p.scale, least(from, width), most(to, 0), width,
                                        memory.sums + r * dim, memory.top[r], memory.total[r]);
         }
         P::mix(memory, rows, dim, values, count, asks ? &next_keys : nullptr);
@@ -291,6 +316,7 @@ static void attend_of(const AttentionParams& p, int thread, float* scratch) {
     switch (p.kv_type) {
         case 0: return attend<T, float>(p, thread, scratch);
         case 1: return attend<T, BF16>(p, thread, scratch);
+        case 3: return attend<T, I8>(p, thread, scratch);
         default: return attend<T, F16>(p, thread, scratch);
     }
 }

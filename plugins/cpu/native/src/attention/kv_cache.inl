@@ -2,7 +2,7 @@
 
 template <class KV>
 static inline int64_t key_place(int dim, int offset, int d) {  // of a token's dim in its (block, KV head)
-    const int64_t tile = static_cast<int64_t>(offset / TILE) * TILE * dim;
+    const int64_t tile = offset / TILE * TILE * width_of<KV>(dim);
     if constexpr (IsPaired<KV>::value) return tile + d / 2 * 2 * TILE + offset % TILE * 2 + d % 2;
     return tile + d * TILE + offset % TILE;
 }
@@ -10,8 +10,15 @@ static inline int64_t key_place(int dim, int offset, int d) {  // of a token's d
 template <class KV>
 static inline int64_t value_place(int dim, int offset, int d) {
     if constexpr (IsPaired<KV>::value) return static_cast<int64_t>(offset / 2) * 2 * dim + d * 2 + offset % 2;
-    return static_cast<int64_t>(offset) * dim + d;
+    return offset / TILE * TILE * width_of<KV>(dim) + offset % TILE * static_cast<int64_t>(dim) + d;
 }
+
+// A token's scale in a part of a (block, KV head), which begins at its keys or at its values.
+static inline float& scale_place(I8* part, int dim, int offset) {
+    return reinterpret_cast<float*>(part + offset / TILE * TILE * width_of<I8>(dim) + static_cast<int64_t>(TILE) * dim)[offset % TILE];
+}
+
+constexpr int MOST_DIM = 1024;  // of a head
 
 struct CacheShape {
     int64_t stride;
@@ -20,13 +27,39 @@ struct CacheShape {
 
 template <class KV>
 static inline KV* keys_at(void* cache, const CacheShape& s, int64_t block, int head) {
-    return static_cast<KV*>(cache) + block * s.stride + static_cast<int64_t>(head) * 2 * s.block_size * s.dim;
+    return static_cast<KV*>(cache) + block * s.stride + head * 2 * s.block_size * width_of<KV>(s.dim);
+}
+template <class KV>
+static inline KV* values_at(KV* keys, const CacheShape& s) {
+    return keys + s.block_size * width_of<KV>(s.dim);
+}
+
+// scale = max|x| / 127; codes x / scale, rounded to even. A scale of a value that is not finite is not a number.
+template <class T>
+static inline float quantize_head(const T* x, int dim, I8* codes) {
+    float top = 0, fault = 0;
+    for (int d = 0; d < dim; ++d) {
+        const float value = to_float(x[d]), size = value < 0 ? -value : value;
+        top = size > top ? size : top;
+        fault += value - value;
+    }
+    const bool is_small = top < 1e-30f;  // whose inverse may overflow: all times 2^100, which is exact
+    const float by = is_small ? 0x1p100f : 1.0f, inverse = top > 0 && fault == 0 ? 127.0f / (top * by) : 0.0f;
+    for (int d = 0; d < dim; ++d) {
+        const float scaled = to_float(x[d]) * by * inverse;
+        codes[d].code = inverse == 0 ? int8_t{0} : static_cast<int8_t>(__builtin_nearbyintf(scaled));
+    }
+    return fault == 0 ? top / 127.0f : fault;
 }
 
 template <class T, class KV>
 static inline void put_key(KV* keys, const CacheShape& s, int offset, const T* key) {
     KV* line = keys + key_place<KV>(s.dim, offset, 0);
-    if constexpr (IsPaired<KV>::value) {
+    if constexpr (IsScaled<KV>::value) {
+        KV codes[MOST_DIM];
+        scale_place(keys, s.dim, offset) = quantize_head(key, s.dim, codes);
+        for (int d = 0; d < s.dim; ++d) line[d * TILE] = codes[d];
+    } else if constexpr (IsPaired<KV>::value) {
         for (int d = 0; d < s.dim; d += 2) {
             from_float(to_float(key[d]), line[d * TILE]);
             from_float(to_float(key[d + 1]), line[d * TILE + 1]);
@@ -38,9 +71,14 @@ static inline void put_key(KV* keys, const CacheShape& s, int offset, const T* k
 
 template <class T, class KV>
 static inline void put_value(KV* keys, const CacheShape& s, int offset, const T* value) {
-    KV* line = keys + static_cast<int64_t>(s.block_size) * s.dim + value_place<KV>(s.dim, offset, 0);
-    const int step = IsPaired<KV>::value ? 2 : 1;
-    for (int d = 0; d < s.dim; ++d) from_float(to_float(value[d]), line[d * step]);
+    KV* values = values_at(keys, s);
+    KV* line = values + value_place<KV>(s.dim, offset, 0);
+    if constexpr (IsScaled<KV>::value) {
+        scale_place(values, s.dim, offset) = quantize_head(value, s.dim, line);
+    } else {
+        constexpr int STEP = IsPaired<KV>::value ? 2 : 1;
+        for (int d = 0; d < s.dim; ++d) from_float(to_float(value[d]), line[d * STEP]);
+    }
 }
 
 // Call f(T{}, KV{}) with the types of two numbers.
@@ -49,6 +87,7 @@ static inline void with_kv_type(int kv_type, F&& f) {
     switch (kv_type) {
         case 0: return f(T{}, float{});
         case 1: return f(T{}, BF16{});
+        case 3: return f(T{}, I8{});
         default: return f(T{}, F16{});
     }
 }
@@ -77,6 +116,22 @@ static void write_kv(const KVWriteParams& p, int64_t begin, int64_t end) {
     });
 }
 
+// A token of a head, whose canonical form is in float32.
+static void exchange_scaled(I8* keys, const CacheShape& s, int offset, float* key, float* value, bool imports) {
+    if (imports) {
+        put_key(keys, s, offset, key);
+        put_value(keys, s, offset, value);
+        return;
+    }
+    I8* values = values_at(keys, s);
+    for (int d = 0; d < s.dim; ++d) {
+        key[d] = to_float(keys[key_place<I8>(s.dim, offset, d)]) * scale_place(keys, s.dim, offset);
+        value[d] = to_float(values[value_place<I8>(s.dim, offset, d)]) * scale_place(values, s.dim, offset);
+    }
+}
+template <class KV>
+static void exchange_scaled(KV*, const CacheShape&, int, float*, float*, bool) {}
+
 static void exchange_blocks(const KVExchangeParams& p, int64_t begin, int64_t end) {
     const CacheShape shape{p.cache_stride, p.block_size, p.dim};
     with_kv_type<float>(p.kv_type, [&](float, auto kv) {
@@ -85,8 +140,13 @@ static void exchange_blocks(const KVExchangeParams& p, int64_t begin, int64_t en
         for (int64_t i = begin; i < end; ++i) {
             for (int head = 0; head < p.kv_heads; ++head) {
                 KV* keys = keys_at<KV>(p.cache, shape, p.blocks[i], head);
-                KV* values = keys + static_cast<int64_t>(p.block_size) * p.dim;
+                KV* values = values_at(keys, shape);
                 for (int offset = 0; offset < p.block_size; ++offset) {
+                    if constexpr (IsScaled<KV>::value) {
+                        float* floats = static_cast<float*>(p.canonical) + i * 2 * half + offset * line + head * p.dim;
+                        exchange_scaled(keys, shape, offset, floats, floats + half, p.imports != 0);
+                        continue;
+                    }
                     KV* outside = static_cast<KV*>(p.canonical) + i * 2 * half + offset * line + head * p.dim;
                     for (int d = 0; d < p.dim; ++d) {
                         KV& key = keys[key_place<KV>(p.dim, offset, d)];
@@ -153,7 +213,7 @@ static void qk_norm_rope_write(const QKNormRopeWriteParams& p, int64_t begin, in
     with_types(p.type, p.kv_type, [&](auto t, auto kv) {
         using T = decltype(t);
         using KV = decltype(kv);
-        float head[1024];
+        float head[MOST_DIM];
         for (int64_t line = begin; line < end; ++line) {
             const int64_t token = line / all;
             const int index = static_cast<int>(line % all);

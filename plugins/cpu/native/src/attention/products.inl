@@ -32,7 +32,10 @@ static inline void score_tiles_and(const float* query, int dim, const KV* const*
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int v = 0; v < N * TILE_VECS; ++v) vstore(scores + r * KEY_BLOCK + v * W, sum[r][v]);
+        for (int v = 0; v < N * TILE_VECS; ++v) {
+            if constexpr (IsScaled<KV>::value) sum[r][v] = sum[r][v] * vload(scales_of(tiles[v / TILE_VECS], dim) + v % TILE_VECS * W);
+            vstore(scores + r * KEY_BLOCK + v * W, sum[r][v]);
+        }
 }
 
 template <class KV, int R, int N>

@@ -1,7 +1,8 @@
 // The structs that the step's kernels take, as `tenon_cpu/native/step_params.py` mirrors them. Pointers and numbers only.
 //
-// type numbers: 0 float32, 1 bfloat16, 2 float16. Row counts are of the padded step; what a step really has, lengths,
-// tables and counts, is read through pointers when a kernel runs.
+// type numbers: 0 float32, 1 bfloat16, 2 float16; of caches also 3, int8 with a float32 scale for each token of a head. Row
+// counts are of the padded step; what a step really has, lengths, tables and counts, is read through pointers when a kernel
+// runs.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +72,7 @@ struct KVWriteParams {
     int32_t block_size, kv_heads, dim, type, kv_type, unused;
 };
 
-// Blocks of one cache to (or, `import`, from) the canonical form [n, 2, block_size, kv heads, dim] of the cache's type.
+// Blocks of one cache to (or, `import`, from) the canonical form [n, 2, block_size, kv heads, dim] of the cache's type; of int8 in float32.
 struct KVExchangeParams {
     void* cache;
     void* canonical;

@@ -9,6 +9,9 @@ struct BF16 {
 struct F16 {
     uint16_t bits;
 };
+struct I8 {  // of a scale that lies elsewhere
+    int8_t code;
+};
 
 static inline float bits_to_float(uint32_t bits) {
     float value;
@@ -21,6 +24,7 @@ static inline uint32_t float_to_bits(float value) {
     return bits;
 }
 static inline float to_float(float x) { return x; }
+static inline float to_float(I8 x) { return static_cast<float>(x.code); }
 static inline float to_float(BF16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
 static inline float to_float(F16 x) {
     const uint32_t sign = (x.bits & 0x8000u) << 16, exponent = (x.bits >> 10) & 31u, fraction = x.bits & 0x3FFu;
@@ -68,6 +72,9 @@ static inline Vec vload(const BF16* p) {
 }
 static inline Vec vload(const F16* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+static inline Vec vload(const I8* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 static inline void vload_pairs(const BF16* p, Vec& even, Vec& odd) {
     const __m512i both = _mm512_loadu_si512(p);
@@ -125,6 +132,9 @@ static inline Vec vload(const BF16* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
 static inline Vec vload(const F16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+static inline Vec vload(const I8* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
 static inline void vload_pairs(const BF16* p, Vec& even, Vec& odd) {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     even.v = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));

@@ -15,7 +15,7 @@ from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 from tenon_platforms.torch_dtypes import to_torch
 
 from .. import native_attention
-from ..step_calls import TYPES, kernel
+from ..step_calls import KV_TYPES, TYPES, kernel
 
 FLAGS = KernelFlags(batch_invariant=True)
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as ActivationMulParams numbers them
@@ -110,14 +110,14 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec) -> Kernel | No:
             slots=slots,
             tokens=qkv.shape[0],
             cache_stride=cache.stride(0),
-            block_size=cache.shape[-1] // dim,
+            block_size=cache.shape[-1] // native_attention.token_width(dim, cache.dtype),
             heads=heads,
             kv_heads=kv_heads,
             dim=dim,
             rotary_dim=rotary_dim,
             interleaved=interleaved,
             type=number,
-            kv_type=TYPES[cache.dtype],
+            kv_type=KV_TYPES[cache.dtype],
             **norms,
         )
         return query
