@@ -4,6 +4,7 @@
 
 Greedy tokens must equal Hugging Face's (margin-aware, `tests/equality.py`), with graphs and without, prepared or
 captured while serving, overlapped or not; behaviours (forks, chunks, preemption, sampling) must not change tokens.
+The same over a KV cache of float8_e4m3, where they must equal Hugging Face's with keys and values rounded so.
 Steps with prompts, alone and among decodes, are captured and replayed: every token must be that of steps padded alike
 and run eagerly.
 Prints a table and exits 1 where a line fails; tracebacks come last.
@@ -32,11 +33,14 @@ from cuda_check_device import DEVICE_CHECKS  # noqa: E402
 from cuda_check_prompts import PaddedCUDA  # noqa: E402
 from cuda_check_quantized import KINDS, check_quantized  # noqa: E402
 from driver import build, drive, model_source, prompts_of, request  # noqa: E402
-from equality import assert_greedy_equal, hf_reference  # noqa: E402
+from equality import assert_greedy_equal, cached_reference, hf_reference  # noqa: E402
 from tiny_models import TINY, make_tiny  # noqa: E402
 
 from tenon_core.engine.start import warm_up  # noqa: E402
+from tenon_cuda.capabilities import Arch  # noqa: E402
 from tenon_cuda.platform import CUDAPlatform  # noqa: E402
+from tenon_platforms.dtypes import DType  # noqa: E402
+from tenon_platforms.torch_dtypes import to_torch  # noqa: E402
 
 LENGTHS = (1, 2, 7, 16, 33, 100, 171, 300)
 NEW_TOKENS = 40
@@ -72,19 +76,21 @@ class Table:
 
 
 class Checked:
-    """One tiny model: its reference, and engines over it."""
+    """One tiny model: its reference, and engines over it. kv: type of their KV caches, where it is not float32."""
 
-    def __init__(self, name: str, folder: Path, options: dict[str, Any]) -> None:
+    def __init__(self, name: str, folder: Path, options: dict[str, Any], *, kv: DType | None = None) -> None:
         self.tiny = make_tiny(name, folder)
         self.name = name
         self.options = options
-        self.reference = hf_reference(self.tiny.model)
+        self.kv = kv
+        model = self.tiny.model
+        self.reference = hf_reference(model) if kv is None else cached_reference(model, to_torch(kv))
         self.prompts = prompts_of(LENGTHS)
         self.first: list[list[int]] | None = None  # tokens of the first variant that was right
 
     def engine(self, *, platform: type[CUDAPlatform] = CUDAPlatform, **flags: Any) -> Any:
         source = model_source(self.tiny.path, self.tiny.config)
-        return build(source, platform(self.options), kv_cache_memory=1 << 26, **flags)
+        return build(source, platform(self.options), kv_dtype=self.kv, kv_cache_memory=1 << 26, **flags)
 
     def tokens(self, assembled: Any, *, prepared: bool = False, **params: Any) -> list[list[int]]:
         """Tokens of every prompt; the engine is shut down after."""
@@ -195,11 +201,24 @@ def check_model(table: Table, name: str, folder: Path, options: dict[str, Any], 
     table.line(name, "penalties, logprobs", lambda: checked.sampled({**PENALIZED, "logprobs": 3}))
 
 
+def check_cache(table: Table, folder: Path, options: dict[str, Any]) -> None:
+    """One model over a KV cache of one byte a value."""
+    checked, what = Checked("llama", folder, options, kv=DType.FLOAT8_E4M3), "llama, fp8 cache"
+    for name in ("graphs", "eager"):
+        flags, prepared = VARIANTS[name]
+        table.line(what, name, lambda flags=flags, prepared=prepared: checked.greedy(flags, prepared=prepared))
+    table.line(what, "prompts, captured", lambda: checked.arriving({}))
+    table.line(what, "chunks of 48", lambda: checked.greedy({"max_num_batched_tokens": 48}))
+    table.line(what, "few blocks", checked.preempted)
+    table.line(what, "forks", checked.forked)
+    table.line(what, "sampled", lambda: checked.sampled(SAMPLED))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(TINY), help="comma-separated")
     parser.add_argument("--opt", action="append", default=[], help="KEY=VALUE, an option of the platform")
-    parser.add_argument("--skip", default="", help="device, quantized, models, behaviour: comma-separated")
+    parser.add_argument("--skip", default="", help="device, quantized, cache, models, behaviour: comma-separated")
     args = parser.parse_args()
     skipped = set(args.skip.split(","))
     options: dict[str, Any] = {}
@@ -216,11 +235,15 @@ def main() -> int:
     if "device" not in skipped:
         for what, check in DEVICE_CHECKS.items():
             table.line("device", what, lambda check=check: check(device))
+    has_fp8 = Arch.of(device).has_fp8
     device.close()
     if "quantized" not in skipped:
         with tempfile.TemporaryDirectory() as folder:
             for kind in KINDS:
                 table.line(kind, "checkpoint", lambda kind=kind: check_quantized(kind, Path(folder), options))
+    if "cache" not in skipped and has_fp8:
+        with tempfile.TemporaryDirectory() as folder:
+            check_cache(table, Path(folder), options)
     if "models" not in skipped:
         with tempfile.TemporaryDirectory() as folder:
             for name in args.models.split(","):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tenon_plugin_sdk.conformance.models.cached import cached_reference
 from tenon_plugin_sdk.conformance.truth.equality import (
     FLOOR,
     MULTIPLE,
@@ -11,6 +12,7 @@ from tenon_plugin_sdk.conformance.truth.equality import (
     assert_greedy_equal,
     assert_wide,
     hf_reference,
+    sampled_reference,
 )
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "Reference",
     "assert_greedy_equal",
     "assert_wide",
+    "cached_reference",
     "hf_reference",
+    "sampled_reference",
 ]

@@ -17,58 +17,16 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from attention_cases import FACTS, SMALL
 from driver import build, drive, model_source, prompts_of, request
-from replayed_calls import CallRecorder
+from interpreted_cuda import InterpretedCUDA
 from tiny_models import make_tiny
 
 from tenon_core.engine.assembly import Assembled
-from tenon_cuda.execution import CUDAExecution
-from tenon_cuda.options import CUDAOptions
-from tenon_platforms.capabilities import Capabilities, Determinism
-from tenon_platforms.device import Device
-from tenon_platforms.dtypes import DType
-from tenon_platforms.execution import Execution
-from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
-from tenon_platforms.ops.table import OpTable
-from tenon_platforms.platform import Platform
-from tenon_triton.attention.offer import FEATURES, paged_attention
-from tenon_triton.ops.rows import prepare_inputs, row_writes
 
 pytestmark = pytest.mark.e2e
 FULL = pytest.mark.full
 LENGTHS = (5, 21, 9, 14)
 NUM_BLOCKS = 24
-
-
-class InterpretedCUDA(Platform):
-    """The CUDA platform's execution, its attention, and its kernels on the rows' memory, on the CPU."""
-
-    name = "cuda"
-    contract = ">=0.1,<0.2"
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.settings = CUDAOptions(**options)
-        self.recorder = CallRecorder()
-
-    def capabilities(self, device: Device) -> Capabilities:
-        return Capabilities(dtypes=(DType.FLOAT32,), kv_dtypes=(DType.FLOAT32,), determinism=Determinism.BATCH)
-
-    def register_ops(self, table: OpTable, device: Device) -> None:
-        invariant = table.batch_invariant
-        table.offer(
-            AttentionSpec,
-            "triton.paged",
-            lambda spec: paged_attention(spec, device, FACTS, batch_invariant=invariant, configs=SMALL),
-            features=FEATURES,
-        )
-        table.offer(PrepareInputsSpec, "triton", prepare_inputs)
-        table.offer(RowWritesSpec, "triton", row_writes)
-
-    def execution(self, device: Device) -> Execution:
-        return CUDAExecution(device, self.settings, recorder=self.recorder)
 
 
 @pytest.fixture(scope="module")

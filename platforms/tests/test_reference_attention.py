@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from e4m3_values import codes, edges, held_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.shapes import ShapeKey
-from tenon_platforms.torch_dtypes import to_torch
+from tenon_platforms.torch_dtypes import movable, to_torch
 
 pytestmark = pytest.mark.unit
 NUM_ROWS = 10  # rows of the table; a batch holds some of them
@@ -100,7 +101,7 @@ class World:
         out, token = np.zeros(tuple(query.shape)), 0
         for index, count in enumerate(queries):
             length = self.lengths[index]
-            keys, values = self.keys[index].double().numpy(), self.values[index].double().numpy()
+            keys, values = (_held(part[index], spec.kv_dtype).numpy() for part in (self.keys, self.values))
             for position in range(length - count, length):
                 last = position + 1 if spec.causal else length
                 first = max(position - spec.sliding_window + 1, 0) if spec.sliding_window else 0
@@ -116,7 +117,16 @@ class World:
         return out
 
 
-def check(world: World, queries: list[int], *, sinks: torch.Tensor | None = None, seed: int = 0) -> torch.Tensor:
+def _held(written: torch.Tensor, kv_dtype: DType) -> torch.Tensor:
+    """What a cache of this type holds of what was written, float64."""
+    if kv_dtype is DType.FLOAT8_E4M3:
+        return held_of(written).view(torch.float8_e4m3fn).double()
+    return written.to(to_torch(kv_dtype)).double()
+
+
+def check(
+    world: World, queries: list[int], *, sinks: torch.Tensor | None = None, seed: int = 0, atol: float = 3e-5
+) -> torch.Tensor:
     spec = world.backend.spec  # type: ignore[attr-defined]
     window = spec.sliding_window
     passed = [max(n - q + 1 - window, 0) if window else 0 for n, q in zip(world.lengths, queries, strict=True)]
@@ -126,7 +136,7 @@ def check(world: World, queries: list[int], *, sinks: torch.Tensor | None = None
     plan = world.backend.plan(world.batch(queries))
     found = world.backend.run(GQAInputs(query=query, cache=world.cache, sinks=sinks), plan)
     assert found.dtype == query.dtype
-    np.testing.assert_allclose(found.double().numpy(), world.exact(query, queries, sinks), atol=3e-5)
+    np.testing.assert_allclose(found.double().numpy(), world.exact(query, queries, sinks), atol=atol)
     return found
 
 
@@ -144,6 +154,7 @@ def split(lengths: list[int], decodes: int, random: np.random.Generator) -> list
     soft_cap=st.sampled_from([0.0, 2.0]),
     has_sinks=st.booleans(),
     one_by_one=st.booleans(),
+    kv_dtype=st.sampled_from([DType.FLOAT32, DType.FLOAT8_E4M3]),
     seed=st.integers(0, 1000),
 )
 def test_ragged_batches_equal_the_definition(
@@ -155,6 +166,7 @@ def test_ragged_batches_equal_the_definition(
     soft_cap: float,
     has_sinks: bool,
     one_by_one: bool,
+    kv_dtype: DType,
     seed: int,
 ) -> None:
     backend = make_backend(
@@ -164,6 +176,7 @@ def test_ragged_batches_equal_the_definition(
         soft_cap=soft_cap,
         sinks=has_sinks,
         batch_invariant=one_by_one,
+        kv_dtype=kv_dtype,
     )
     random = np.random.default_rng(seed)
     pairs = sorted(zip(lengths, split(lengths, decodes, random), strict=True), key=lambda pair: pair[1] != 1)
@@ -204,32 +217,63 @@ def test_one_by_one_is_bitwise_the_same_in_any_batch() -> None:
         assert torch.equal(alone[0], together[index])
 
 
+def test_values_beyond_an_e4m3_cache_weigh_as_its_last() -> None:
+    world = World(make_backend(kv_dtype=DType.FLOAT8_E4M3), [9, 14], 4, 0)
+    world.keys = [part * 0.1 for part in world.keys]
+    world.values = [part * 500 for part in world.values]
+    found = check(world, [1, 9], atol=0.01)
+    assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
+def test_an_e4m3_cache_rounds_to_even_and_saturates(dtype: DType) -> None:
+    """Written by the backend and by the composite, and imported from a canonical form of another type."""
+    backend = make_backend(kv_dtype=DType.FLOAT8_E4M3, dtype=dtype)
+    some = edges().to(to_torch(dtype))
+    given = torch.cat((some, some.flip(0)))[: len(some) // 16 * 32].view(-1, 2, 2, 8)  # [tokens, kv, kv heads, dim]
+    tokens = len(given)
+    blocks, slots = torch.arange(1, tokens + 1).int(), torch.arange(tokens, 2 * tokens).int()
+    written, fused, brought = (backend.allocate(2, tokens, 1)[0] for _ in range(3))
+    backend.write_kv(given[:, 0], given[:, 1], written, slots)
+    spec = QKNormRopeKVWriteSpec(num_heads=4, num_kv_heads=2, head_dim=8, dtype=dtype, layout_id=backend.layout.id)
+    kernel = OpTable(platform="reference").choose(spec, backend)
+    qkv = torch.cat((torch.zeros(tokens, 32, dtype=given.dtype), given.flatten(1)), dim=-1)
+    kernel.run(qkv, torch.zeros(1, tokens).int(), None, None, None, fused, slots)
+    backend.import_blocks(brought, blocks[:1], given.transpose(0, 1)[None])
+    want = held_of(given).transpose(0, 1)  # [kv, tokens, kv heads, dim]
+    for cache in (written, fused, brought):
+        assert torch.equal(codes(backend.export_blocks(cache, blocks[:1]))[0], want)
+        assert not cache[:, 0].float().any()
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3])
 def test_blocks_go_through_canonical_form_and_back(dtype: DType) -> None:
     backend = make_backend(kv_dtype=dtype)
     source, target = backend.allocate(9, 4, 2)
-    source.copy_(torch.randn(source.shape).to(to_torch(dtype)))
+    source.copy_(torch.randn(source.shape))
     blocks, places = torch.tensor([5, 1, 8], dtype=torch.int32), torch.tensor([2, 7, 3], dtype=torch.int32)
     canonical = backend.export_blocks(source, blocks)
     assert canonical.shape == (3, 2, 4, 2, 8) and canonical.is_contiguous()
     backend.import_blocks(target, places, canonical)
-    assert torch.equal(backend.export_blocks(target, places), canonical)
+    assert canonical.dtype == to_torch(dtype)
+    assert torch.equal(movable(backend.export_blocks(target, places)), movable(canonical))
     untouched = torch.tensor([0, 1, 4, 5, 6, 8], dtype=torch.int32)
-    assert not backend.export_blocks(target, untouched).any()
-    key = torch.randn(1, 2, 8).to(to_torch(dtype))
+    assert not movable(backend.export_blocks(target, untouched)).any()
+    key = torch.randn(1, 2, 8).to(to_torch(dtype)).float()
     backend.write_kv(key, -key, source, torch.tensor([5 * 4 + 2], dtype=torch.int32))
-    exported = backend.export_blocks(source, blocks)
+    exported = backend.export_blocks(source, blocks).float()
     assert torch.equal(exported[0, 0, 2], key[0]) and torch.equal(exported[0, 1, 2], -key[0])
 
 
-def test_copies_of_blocks_are_whole_and_in_every_layer() -> None:
-    backend = make_backend()
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT8_E4M3])
+def test_copies_of_blocks_are_whole_and_in_every_layer(dtype: DType) -> None:
+    backend = make_backend(kv_dtype=dtype)
     caches = backend.allocate(6, 4, 3)
     for cache in caches:
         cache.copy_(torch.randn(cache.shape))
-    before = [cache.clone() for cache in caches]
+    before = [movable(cache).clone() for cache in caches]
     backend.copy_blocks(caches, torch.tensor([1, 2], dtype=torch.int32), torch.tensor([4, 5], dtype=torch.int32))
-    for cache, old in zip(caches, before, strict=True):
+    for cache, old in zip(map(movable, caches), before, strict=True):
         assert torch.equal(cache[:, [4, 5]], old[:, [1, 2]])
         assert torch.equal(cache[:, :4], old[:, :4])
 

@@ -1,4 +1,4 @@
-"""What the platform does not promise is refused before it goes wrong: batch invariance, indices that overflow."""
+"""What the platform does not promise is refused before it goes wrong: batch invariance, indices, types."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import pytest
 from driver import build
 from null_engine import LLAMA, MAX_LEN, LimitedPlatform
 
+from tenon_core.config import EngineConfig
 from tenon_core.engine.assembly import Assembled, ModelSource
 from tenon_core.engine.promises import check_indices
+from tenon_core.engine.start import effective_dtypes
 from tenon_core.models.registry import family_of
 from tenon_core.models.weights import DummySource
+from tenon_platforms.adjustments import Ledger
 from tenon_platforms.capabilities import Capabilities, Determinism
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
 
 pytestmark = pytest.mark.null
+NO_MODEL: Any = None  # nothing is asked of it where types are named
 
 
 class Promising(LimitedPlatform):
@@ -86,3 +90,18 @@ def test_more_tokens_a_step_than_indices() -> None:
 def test_an_index_type_that_is_no_number() -> None:
     with pytest.raises(ConfigError, match="index type is float32"):
         engine(Promising(index_dtype=DType.FLOAT32), num_blocks=64)
+
+
+@pytest.mark.parametrize("spelling", ["fp8", "fp8_e4m3", "float8_e4m3"])
+def test_a_cache_of_8_bit_floats_has_three_spellings(spelling: str) -> None:
+    config = EngineConfig.from_flat(dtype="float32", kv_cache_dtype=spelling)
+    taken = Capabilities(kv_dtypes=(DType.FLOAT32, DType.FLOAT8_E4M3))
+    assert effective_dtypes(config, taken, NO_MODEL, Ledger()) == (DType.FLOAT32, DType.FLOAT8_E4M3)
+    with pytest.raises(ConfigError, match="kv_cache_dtype float8_e4m3 is not available here: available are") as caught:
+        effective_dtypes(config, Capabilities(), NO_MODEL, Ledger())
+    assert caught.value.remedy == "pass --kv-cache-dtype auto"
+
+
+def test_an_unknown_type_of_cache_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype is 'fp8_e5m2': expected one of auto, "):
+        EngineConfig.from_flat(kv_cache_dtype="fp8_e5m2")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from mutations.installed import Bug
 from mutations.installed import register as _register
+from mutations.kv_type_bugs import CutsOff
 from mutations.memory_bugs import offer_attention
 from mutations.planting import ALL_FEATURES, PLANTED, Registry, honest
 from torch import Tensor
@@ -191,6 +192,9 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
     ),
     "forks not copied": (
         "L6/requests/gemma3", "copy_blocks does nothing", with_attention(ForgetsToCopy),
+    ),
+    "cut off in one byte": (
+        "L6/kv_types/float8_e4m3", "keys and values rounded towards zero", with_attention(CutsOff),
     ),
     "noise of torch": ("L6/repeats", "samples with torch's generator, not the contract's", NoiseOfTorch),
     "type over-claimed": ("L6/types/float16", "float16 is claimed, and products of it raise", ClaimsHalf),

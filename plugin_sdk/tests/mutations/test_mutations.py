@@ -13,6 +13,7 @@ from mutations import (
     collective_bugs,
     engine_bugs,
     execution_bugs,
+    kv_type_bugs,
     memory_bugs,
     op_bugs,
     sampling_bugs,
@@ -28,7 +29,16 @@ from tenon_sim.platform import SimPlatform
 
 pytestmark = pytest.mark.unit
 REGISTRY = Registry()
-for module in (attention_bugs, op_bugs, sampling_bugs, execution_bugs, memory_bugs, collective_bugs, engine_bugs):
+for module in (
+    attention_bugs,
+    kv_type_bugs,
+    op_bugs,
+    sampling_bugs,
+    execution_bugs,
+    memory_bugs,
+    collective_bugs,
+    engine_bugs,
+):
     module.register(REGISTRY)
 SLOWEST = 10.0  # seconds, with slack for a busy machine below
 UNCLAIMED = engine_bugs.UNCLAIMED

@@ -113,6 +113,10 @@ def test_types_follow_the_architecture() -> None:
     assert capabilities(volta, quantize="none").dtypes == (DType.FLOAT16, DType.FLOAT32)
     assert capabilities(ampere, quantize="none").dtypes == (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
     assert capabilities(hopper, quantize="fp8").executable is ExecutableKind.CAPTURE
+    floats = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
+    assert capabilities(ampere, quantize="none").kv_dtypes == floats
+    for arch in (ada, hopper):
+        assert capabilities(arch, quantize="none").kv_dtypes == (*floats, DType.FLOAT8_E4M3)
     assert capabilities(ampere, quantize="none").scheme("fp8-channel") == "dequantize"
     assert capabilities(ada, quantize="none").scheme("fp8-channel") == "native"
     assert capabilities(hopper, quantize="none").scheme("gguf-q4_k") == "dequantize"

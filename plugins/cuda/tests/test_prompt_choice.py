@@ -66,6 +66,21 @@ def name_and_reasons(table: OpTable) -> tuple[str, str]:
     return choice.kernel.name, "; ".join(reason for _, reason in choice.refused)
 
 
+@pytest.mark.parametrize("attention", ["auto", "triton", FLASHINFER, FLASH_ATTENTION])
+def test_an_e4m3_cache_is_served_by_our_plain_kernels(versions: dict[str, str], attention: str) -> None:
+    """No library, and not the prompts' kernel on warp groups: each says why, or leaves it."""
+    spec = replace(LLAMA, kv_dtype=DType.FLOAT8_E4M3)
+    table = chosen(asked(attention, SHORT, LONG), spec)
+    name, why = name_and_reasons(table)
+    assert name == "triton.paged"
+    if attention != "triton":
+        assert "no KV cache in float8_e4m3 under queries in bfloat16; instead: --kv-cache-dtype auto" in why, why
+    backend = table.choose(spec, Device()).backend  # type: ignore[attr-defined]
+    assert not backend.long_prompts.takes(spec, 64)
+    assert backend.layout.block_bytes(64) == 2 * 8 * 128 * 64
+    assert backend.graph_support is GraphSupport.ALWAYS and not backend.needs_exact_host_lengths
+
+
 def test_what_was_not_measured_stays_with_our_kernels(versions: dict[str, str]) -> None:
     name, why = name_and_reasons(chosen(asked()))
     assert name == "triton.paged" and "no library was measured faster" in why

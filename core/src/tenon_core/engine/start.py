@@ -55,6 +55,7 @@ from .weight_source import CheckpointSource
 
 LOG = logging.getLogger(__name__)
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+KV_DTYPE_ALIASES = {"fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3"}
 PROBE_TOKENS = 2  # the start-up request's output: one prefill and one decode
 
 
@@ -225,7 +226,8 @@ def effective_dtypes(
                 f"dtype {dtype} is not available here: available are {', '.join(map(str, capabilities.dtypes))}",
                 remedy="pass --dtype auto",
             )
-    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DType(config.cache.kv_cache_dtype)
+    kept = KV_DTYPE_ALIASES.get(config.cache.kv_cache_dtype, config.cache.kv_cache_dtype)
+    kv_dtype = dtype if kept == "auto" else DType(kept)
     if kv_dtype not in capabilities.kv_dtypes:
         raise ConfigError(
             f"kv_cache_dtype {kv_dtype} is not available here: available are"

@@ -16,6 +16,7 @@ class AttentionSpec(Spec):
     scale multiplies q k^T. sliding_window: a token sees itself and the window - 1 before it; 0: everything before it.
     soft_cap: scores become cap * tanh(score / cap). sinks: a learned logit per head joins the softmax's sum.
     causal False: a token sees its whole sequence. Run-time properties a batch may have are declared: tree_mask.
+    kv_dtype: what the cache holds keys (after rotation) and values in, see `KVLayout`; attention is of what it holds.
     """
 
     op: ClassVar[str] = "attention"

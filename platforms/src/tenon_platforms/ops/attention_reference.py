@@ -17,7 +17,7 @@ from ..batch import AttentionBatch, GQAInputs
 from ..dtypes import DType
 from ..kernel import Kernel, KernelFlags
 from ..kv_layout import KVLayout, LayoutKind
-from ..torch_dtypes import to_torch
+from ..torch_dtypes import movable, rounded_to, to_torch
 from .quantized_kv import SCALE_BYTES, dequantize_heads, quantize_heads
 
 if TYPE_CHECKING:
@@ -79,16 +79,18 @@ class ReferenceAttention(AttentionBackend):
         return [self.device.zeros(shape, to_torch(self.layout.dtype)) for _ in range(num_layers)]
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
-        flat = cache.view(2, -1, *cache.shape[3:])  # [2, slots, kv heads, head_dim]
+        flat = movable(cache).view(2, -1, *cache.shape[3:])  # [2, slots, kv heads, head_dim]
         flat[0].index_copy_(0, slots.long(), self._stored(key))
         flat[1].index_copy_(0, slots.long(), self._stored(value))
 
     def _stored(self, x: Tensor) -> Tensor:
-        """x [..., head_dim] as the cache has it."""
-        return quantize_heads(x) if self.has_scales else x.to(to_torch(self.layout.dtype))
+        """x [..., head_dim] as the cache has it, as `movable` gives it."""
+        return movable(quantize_heads(x) if self.has_scales else rounded_to(x, to_torch(self.layout.dtype)))
 
     def _read(self, stored: Tensor) -> Tensor:
-        return dequantize_heads(stored) if self.has_scales else stored
+        """The inverse, of what the cache holds."""
+        held = stored.view(to_torch(self.layout.dtype))
+        return dequantize_heads(held) if self.has_scales else held
 
     def plan(self, batch: AttentionBatch) -> ReferencePlan:
         host, window, size = batch.host, self.spec.sliding_window, batch.block_size
@@ -129,14 +131,14 @@ class ReferenceAttention(AttentionBackend):
 
     def run(self, inputs: GQAInputs, plan: ReferencePlan) -> Tensor:
         query = inputs.query
-        keys, values = inputs.cache.view(2, -1, *inputs.cache.shape[3:]).unbind(0)
+        held = movable(inputs.cache).view(2, -1, *inputs.cache.shape[3:])  # keys, values
         output = torch.zeros_like(query)
         if plan.decode_context is not None and plan.decode_visible is not None:
             count = plan.num_decodes
-            k, v = (self._read(part[plan.decode_context]) for part in (keys, values))  # [decodes, length, kv heads, .]
+            k, v = (self._read(part[plan.decode_context]) for part in held)  # [decodes, length, kv heads, head_dim]
             output[:count] = self._attend(query[:count, None], k, v, plan.decode_visible[:, None], inputs.sinks)[:, 0]
         for row in plan.rows:
-            k, v = (self._read(part[row.context][None]) for part in (keys, values))
+            k, v = (self._read(part[row.context][None]) for part in held)
             place = torch.arange(row.context_start, row.context_start + len(row.context), device=query.device)
             visible = torch.ones(len(row.positions), len(place), dtype=torch.bool, device=query.device)
             if self.spec.causal:
@@ -153,7 +155,7 @@ class ReferenceAttention(AttentionBackend):
         rows, queries, heads, dim = q.shape
         group = heads // k.shape[2]
         hidden = ~visible.any(dim=1)[:, :, None, None]  # never let an unwritten slot's NaN through 0 * NaN
-        k, v = k.masked_fill(hidden, 0).float(), v.masked_fill(hidden, 0).float()
+        k, v = k.float().masked_fill(hidden, 0), v.float().masked_fill(hidden, 0)
         grouped = q.float().view(rows, queries, k.shape[2], group, dim)
         scores = torch.einsum("rqhgd,rlhd->rhgql", grouped, k) * self.spec.scale
         if self.spec.soft_cap:
@@ -168,14 +170,14 @@ class ReferenceAttention(AttentionBackend):
         return mixed.reshape(rows, queries, heads, dim).to(q.dtype)
 
     def copy_blocks(self, caches: list[Tensor], source: Tensor, target: Tensor) -> None:
-        for cache in caches:
+        for cache in map(movable, caches):
             cache[:, target.long()] = cache[:, source.long()]
 
     def export_blocks(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        return self._read(cache[:, blocks.long()]).transpose(0, 1).contiguous()
+        return self._read(movable(cache)[:, blocks.long()]).transpose(0, 1).contiguous()
 
     def import_blocks(self, cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
-        cache[:, blocks.long()] = self._stored(canonical.transpose(0, 1))
+        movable(cache)[:, blocks.long()] = self._stored(canonical.transpose(0, 1))
 
 
 def attention(spec: AttentionSpec, table: OpTable, device: Device) -> Kernel:

@@ -62,7 +62,7 @@ def capabilities(arch: Arch, *, quantize: str, kernels: str = "auto") -> Capabil
     dtypes = (DType.BFLOAT16, DType.FLOAT16) if arch.has_bf16 else (DType.FLOAT16,)
     return Capabilities(
         dtypes=(*dtypes, DType.FLOAT32),
-        kv_dtypes=(*dtypes, DType.FLOAT32),
+        kv_dtypes=(*dtypes, DType.FLOAT32, *((DType.FLOAT8_E4M3,) if arch.has_fp8 else ())),
         schemes={
             "dense-*": "native",
             "fp8-block": "native" if arch.has_fp8 and kernels == "auto" else "dequantize",

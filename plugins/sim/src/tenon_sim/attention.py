@@ -16,7 +16,7 @@ from tenon_platforms.attention import AttentionBackend, GraphSupport
 from tenon_platforms.batch import AttentionBatch, GQAInputs
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
 from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.torch_dtypes import to_torch
+from tenon_platforms.torch_dtypes import movable, rounded_to, to_torch
 
 from .device import SimDevice, check_narrow
 from .faults import BrokenContractError
@@ -83,12 +83,12 @@ class SimAttention(AttentionBackend):
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         check_narrow("attention: slots", slots.dtype)
         size = cache.shape[3]
-        both = torch.stack((key, value), dim=2).to(cache.dtype)  # [tokens, kv heads, 2, head_dim]
+        both = movable(rounded_to(torch.stack((key, value), dim=2), cache.dtype))  # [tokens, kv heads, 2, head_dim]
         padding = (slots < size)[:, None, None, None]  # the null block stays zero
 
         def write(cache: Tensor, both: Tensor, padding: Tensor, slots: Tensor) -> None:
             block, offset = torch.div(slots, size, rounding_mode="floor"), slots % size
-            cache.permute(0, 3, 1, 2, 4)[block, offset] = both.masked_fill(padding, 0)
+            movable(cache).permute(0, 3, 1, 2, 4)[block, offset] = both.masked_fill(padding, 0)
 
         self._here(write, cache, both, padding, slots)
 
@@ -110,7 +110,8 @@ class SimAttention(AttentionBackend):
         kv_heads, size = cache.shape[1], cache.shape[3]
         table = plan.block_table.index_select(0, plan.rows)[:, : plan.num_blocks]  # [rows, blocks]
         rows, length = table.shape[0], table.shape[1] * size
-        context = cache.index_select(0, table.flatten()).view(rows, -1, kv_heads, 2, size, dim)
+        context = movable(cache).index_select(0, table.flatten()).view(cache.dtype)
+        context = context.view(rows, -1, kv_heads, 2, size, dim)
         context = context.permute(3, 0, 2, 1, 4, 5).reshape(2, rows, kv_heads, length, dim)
         place = torch.arange(length, dtype=torch.int32, device=query.device)
         position = plan.positions[0]
@@ -154,7 +155,7 @@ class SimAttention(AttentionBackend):
         check_narrow("attention: blocks", source.dtype)
 
         def copy(source: Tensor, target: Tensor, *caches: Tensor) -> None:
-            for cache in caches:
+            for cache in map(movable, caches):
                 cache.index_copy_(0, target.long(), cache.index_select(0, source))
 
         self._device.launch("copy_blocks", copy, source, target, *caches)
@@ -164,14 +165,15 @@ class SimAttention(AttentionBackend):
         canonical = self._device.empty((blocks.shape[0], 2, size, heads, dim), cache.dtype)
 
         def export(cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
-            canonical.copy_(cache.index_select(0, blocks).permute(0, 2, 3, 1, 4))
+            movable(canonical).copy_(movable(cache).index_select(0, blocks).permute(0, 2, 3, 1, 4))
 
         self._device.launch("export_blocks", export, cache, blocks, canonical)
         return canonical
 
     def import_blocks(self, cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
         def bring(cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
-            cache.index_copy_(0, blocks.long(), canonical.permute(0, 3, 1, 2, 4).to(cache.dtype))
+            lines = movable(rounded_to(canonical.permute(0, 3, 1, 2, 4), cache.dtype))
+            movable(cache).index_copy_(0, blocks.long(), lines)
 
         self._device.launch("import_blocks", bring, cache, blocks, canonical)
 

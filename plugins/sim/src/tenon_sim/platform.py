@@ -14,6 +14,7 @@ from tenon_platforms.attention import attention_kernel
 from tenon_platforms.capabilities import Capabilities, Determinism
 from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device, DeviceInfo
+from tenon_platforms.dtypes import DType
 from tenon_platforms.execution import ExecutableKind, Execution
 from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.model import ModelSpec
@@ -68,7 +69,8 @@ class SimPlatform(Platform):
         )
 
     def capabilities(self, device: Device) -> Capabilities:
-        return Capabilities(executable=self.kind, determinism=Determinism.RUN)
+        kv_dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3)
+        return Capabilities(kv_dtypes=kv_dtypes, executable=self.kind, determinism=Determinism.RUN)
 
     def register_ops(self, table: OpTable, device: Device) -> None:
         if self.kind is ExecutableKind.EAGER:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from e4m3_values import held_of
 from torch import Tensor
 
 from tenon_platforms.attention import AttentionBackend
@@ -162,7 +163,7 @@ def truth(case: Case, kv: torch.dtype, dtype: torch.dtype) -> Tensor:
     for (count, length), key, value in zip(case.rows, case.keys, case.values, strict=True):
         q = case.query[start : start + count].to(dtype).double()
         start += count
-        k, v = (part.to(dtype).to(kv).double().repeat_interleave(group, dim=1) for part in (key, value))
+        k, v = (_held(part.to(dtype), kv).repeat_interleave(group, dim=1) for part in (key, value))
         scores = torch.einsum("qhd,lhd->hql", q, k) * spec.scale
         if spec.soft_cap:
             scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
@@ -178,6 +179,13 @@ def truth(case: Case, kv: torch.dtype, dtype: torch.dtype) -> Tensor:
             weights = scores.softmax(-1)
         outputs.append(torch.einsum("hql,lhd->qhd", weights, v))
     return torch.cat(outputs)
+
+
+def _held(written: Tensor, kv: torch.dtype) -> Tensor:
+    """What a cache of this type holds of what was written, float64."""
+    if kv == torch.float8_e4m3fn:
+        return held_of(written).view(kv).double()
+    return written.to(kv).double()
 
 
 def attend(case: Case, backend: AttentionBackend, dtype: torch.dtype = torch.float32, **padding: Any) -> Tensor:
@@ -198,15 +206,17 @@ def check(
     share: int = 0,
     options: dict[str, Any] | None = None,
     atol: float = 2e-5,
+    sizes: tuple[float, float] = (1.0, 1.0),
     **padding: Any,
 ) -> None:
-    """The backend against float64 at these rows."""
+    """The backend against float64 at these rows. sizes: of keys and values, which may lie beyond the cache's type."""
     from tenon_platforms.torch_dtypes import to_torch
 
     case = make_case(spec, rows, block_size, share=share)
     dtype, kv = to_torch(spec.dtype), to_torch(spec.kv_dtype)
-    if kv.itemsize == 1:  # the interpreter's rounding to one byte loses the carry into the exponent
-        case.keys, case.values = ([part.to(kv).float() for part in held] for held in (case.keys, case.values))
+    case.keys, case.values = (
+        [part * size for part in held] for held, size in ((case.keys, sizes[0]), (case.values, sizes[1]))
+    )
     found = attend(case, backend_of(spec, **(options or {})), dtype, **padding)
     assert found.isfinite().all(), "padding must be finite"
     wanted = truth(case, kv, dtype)

@@ -2,11 +2,13 @@
 
 A process of its own, since the interpreter of the other tests and the compiler exclude each other. Every entry is what
 the backend would launch on such a device, by the table of configurations. Prints a line a kernel: its name, warps,
-stages, bytes of shared memory, and how many registers are spilled where the target's tools tell.
+stages, bytes of shared memory, how many registers are spilled where the target's tools tell, and how one-byte floats
+are made.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -110,15 +112,15 @@ def entries(
         arguments={
             "cache": cache, "key": q, "value": q, "slots": i32, "block_stride": "i32", "key_stride": "i32",
             "key_head_stride": "i32", "value_stride": "i32", "value_head_stride": "i32", "NUM_KV_HEADS": 8, "DIM": dim,
-            "PAGE": page, "WIDTH": next_power(8 * dim), "CLAMP": 448.0 if kv == "fp8e4nv" else 0.0,
+            "PAGE": page, "WIDTH": next_power(8 * dim), "GREATEST": 448.0 if kv == "fp8e4nv" else 0.0,
         },
     )  # fmt: skip
 
 
 def both(name: str, kernel: Any, arguments: dict[str, Any], warps: int, stages: int) -> Iterator[tuple[str, Entry]]:
-    """A kernel, and for one model's shape as it is in captured steps with prompts too."""
+    """A kernel, and for one model's shape, in either kind of cache, as it is in captured steps with prompts too."""
     yield name, Entry(kernel=kernel, arguments=arguments, warps=warps, stages=stages)
-    if name.endswith(" llama"):
+    if name.endswith((" llama", " float8")):
         yield (
             f"{name} apart",
             Entry(kernel=kernel, arguments={**arguments, "APART": True}, warps=warps, stages=stages),
@@ -144,6 +146,12 @@ def all_entries(target: str) -> dict[str, Entry]:
     return found
 
 
+def conversions(compiled: Any) -> str:
+    """How values are bounded and made one byte, where that is done and the target's assembly tells."""
+    found = re.findall(r"\b(?:(?:min|max)(?:\.NaN)?\.f32|cvt\.[.\w]*e4m3x2\.f32)", compiled.asm.get("ptx", ""))
+    return f" stores={','.join(sorted(set(found)))}" if any("e4m3" in one for one in found) else ""
+
+
 def main(target_name: str, names: list[str]) -> int:
     """Compile what is named, or all; 1 where one failed."""
     target, failed = target_of(target_name), False
@@ -158,7 +166,8 @@ def main(target_name: str, names: list[str]) -> int:
             failed = True
             continue
         shared = compiled.metadata.shared
-        print(f"{name} warps={entry.warps} stages={entry.stages} shared={shared} spills={spills(compiled)}", flush=True)
+        numbers = f"warps={entry.warps} stages={entry.stages} shared={shared} spills={spills(compiled)}"
+        print(f"{name} {numbers}{conversions(compiled)}", flush=True)
     return int(failed)
 
 

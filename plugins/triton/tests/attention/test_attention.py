@@ -116,6 +116,43 @@ def test_element_types(dtype: DType, kv_dtype: DType, atol: float) -> None:
     check(spec_of(dtype=dtype, kv_dtype=kv_dtype), [(1, 66), (1, 7), (18, 40)], 16, atol=atol)
 
 
+@pytest.mark.parametrize(("dtype", "atol"), [(DType.FLOAT32, 1e-2), (DType.FLOAT16, 1.0)])
+def test_values_beyond_an_e4m3_cache_weigh_as_its_last(dtype: DType, atol: float) -> None:
+    spec = spec_of(dtype=dtype, kv_dtype=DType.FLOAT8_E4M3)
+    check(spec, [(1, 40), (1, 3), (18, 40)], 16, atol=atol, sizes=(0.1, 500.0))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    decodes=st.lists(st.integers(1, 90), max_size=3),
+    prefills=st.lists(st.tuples(st.integers(2, 40), st.integers(0, 60)), max_size=2),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (5, 1)]),
+    dim=st.sampled_from([8, 16, 24, 64]),
+    window=st.sampled_from([0, 0, 1, 7, 33]),
+    soft_cap=st.sampled_from([0.0, 3.0]),
+    sinks=st.booleans(),
+    block_size=st.sampled_from([16, 48, 64]),
+    half=st.booleans(),
+)
+def test_any_batch_over_an_e4m3_cache(
+    decodes: list[int],
+    prefills: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dim: int,
+    window: int,
+    soft_cap: float,
+    sinks: bool,
+    block_size: int,
+    half: bool,
+) -> None:
+    """Against float64 of the keys and values as the cache holds them; whatever else lies in it is 0x7F."""
+    rows = [(1, length) for length in decodes] + [(count, before + count) for count, before in prefills]
+    if rows:
+        fields = {"dtype": DType.FLOAT16 if half else DType.FLOAT32, "kv_dtype": DType.FLOAT8_E4M3}
+        spec = spec_of(*heads, dim, sliding_window=window, soft_cap=soft_cap, sinks=sinks, **fields)
+        check(spec, rows, block_size, share=1, atol=3e-3 if half else 2e-5)
+
+
 def test_padding_rows_of_a_decode() -> None:
     check(spec_of(), [(1, 50), (1, 9)], 16, pad_rows=2, static=True)
 

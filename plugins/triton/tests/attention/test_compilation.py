@@ -13,7 +13,9 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_attention.py")
 SHARED = {"cuda:80": 163, "cuda:90": 227, "cuda:100": 227, "cuda:120": 99, "hip:gfx942": 64, "hip:gfx950": 160,
           "hip:gfx1100": 64}  # fmt: skip
-LINE = re.compile(r"(?P<name>.+) warps=\d+ stages=\d+ shared=(?P<shared>\d+) spills=(?P<spills>\S+)")
+LINE = re.compile(
+    r"(?P<name>.+) warps=\d+ stages=\d+ shared=(?P<shared>\d+) spills=(?P<spills>\S+)(?: stores=(?P<stores>\S+))?"
+)
 
 
 def compiled(target: str, *names: str) -> list[re.Match[str]]:
@@ -37,6 +39,14 @@ def check(target: str, *names: str) -> None:
 def test_the_first_kernels_compile() -> None:
     check("cuda:90", "decode llama", "decode llama apart", "strands llama", "long llama apart", "write llama")
     check("hip:gfx950", "decode llama")
+
+
+@pytest.mark.unit
+def test_attention_over_an_e4m3_cache_compiles() -> None:
+    """Under bfloat16 queries. What is written is bounded by minima that keep NaN, and rounded to nearest even."""
+    check("cuda:90", "decode float8", "decode float8 apart", "long float8 apart")
+    (write,) = compiled("cuda:90", "write float8")
+    assert write["stores"] == "cvt.rn.satfinite.e4m3x2.f32,max.NaN.f32,min.NaN.f32"
 
 
 @pytest.mark.full

@@ -184,7 +184,7 @@ def _rope(**changes: Any) -> dict[str, Any]:
         "REST": 0,
         "Q_OFFSET": 0.0,
         "K_OFFSET": 0.0,
-        "CLAMP": 0.0,
+        "GREATEST": 0.0,
         "HEADS": 8,
         **changes,
     }
@@ -304,6 +304,9 @@ KERNELS: dict[str, Entry] = {
     "rope": Entry(kernel=rope_kv._rope_kv, arguments=_rope()),
     "rope normed partial": Entry(
         kernel=rope_kv._rope_kv, arguments=_rope(q_weight=BF16, k_weight=BF16, ROTARY=64, HALF=32, REST=64)
+    ),
+    "rope into float8": Entry(
+        kernel=rope_kv._rope_kv, arguments=_rope(cache=FP8, GREATEST=448.0, q_weight=BF16, k_weight=BF16), without=OLD
     ),
     "greedy": Entry(kernel=choose._best, arguments=_best()),
     "draw": Entry(kernel=choose._best, arguments=_best() | {"NOISE": True, "ALONE": True}),

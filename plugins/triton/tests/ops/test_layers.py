@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from e4m3_values import codes, edges, held_of
+from exact_float8 import exact_float8
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -171,6 +173,33 @@ def test_rotation_and_write(
     reference = reference_rope(spec, OpTable(platform="reference"), Flat())  # type: ignore[arg-type]
     steps_apart(query, reference.run(qkv, positions, angles, *weights, flat, slots))
     steps_apart(cache.permute(1, 0, 3, 2, 4).reshape(2, 48, kv, dim), flat)
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+def test_an_e4m3_cache_gets_what_the_reference_writes(dtype: torch.dtype) -> None:
+    """Keys after norm and rotation, values as they are: rounded to even, saturated, NaN kept; q is not rounded."""
+    heads, kv, dim = 6, 2, 16
+    part = RMSNormSpec(hidden=dim, eps=1e-6, dtype=TYPES[dtype])
+    rope = RopeSpec(head_dim=dim, rotary_dim=8, base=1e4, max_positions=64)
+    spec = QKNormRopeKVWriteSpec(num_heads=heads, num_kv_heads=kv, head_dim=dim, dtype=TYPES[dtype],
+                                 layout_id=LAYOUT_ID, q_norm=part, k_norm=part, rope=rope)  # fmt: skip
+    values = edges().to(dtype)
+    tokens = len(values) // (kv * dim)
+    qkv = torch.randn(tokens, heads + 2 * kv, dim).to(dtype)
+    qkv[:, -kv:] = values[-tokens * kv * dim :].view(tokens, kv, dim)
+    weights = [torch.randn(dim).to(dtype), torch.randn(dim).to(dtype) * 400]
+    positions, slots = torch.randint(0, 64, (1, tokens), dtype=torch.int32), torch.randperm(48)[:tokens].int() + 16
+    cache, flat = torch.zeros(4, 2, kv, 16, dim, dtype=torch.float8_e4m3fn), torch.zeros(2, 64, kv, dim, dtype=dtype)
+    given = (qkv.flatten(1), positions, rope_table(rope), *weights)
+    with exact_float8():
+        query = made(rope_kv.qk_norm_rope_kv_write(spec)).run(*given, cache, slots)
+    wanted = reference_rope(spec, OpTable(platform="reference"), Flat()).run(*given, flat, slots)  # type: ignore[arg-type]
+    steps_apart(query, wanted)
+    keys, stored = cache.permute(1, 0, 3, 2, 4).reshape(2, 64, kv, dim)
+    assert torch.equal(codes(stored), held_of(flat[1]))
+    assert bool((flat[0].abs() > 448).any()) and int(codes(keys).eq(0x7E).sum()) > 0
+    apart = (codes(keys).int() - held_of(flat[0]).int()).abs()
+    assert int(apart.max()) <= 1 and float((apart > 0).float().mean()) < 0.01, "but where a step apart crosses a tie"
 
 
 @pytest.mark.parametrize("change", [{"layout_id": "other"}, {"interleaved": True}])

@@ -17,5 +17,5 @@ class ReferencePlatform(Platform):
     contract: ClassVar[str] = ">=0.1,<0.2"
 
     def capabilities(self, device: Device) -> Capabilities:
-        kv_dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8)
+        kv_dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.INT8, DType.FLOAT8_E4M3)
         return Capabilities(kv_dtypes=kv_dtypes, determinism=Determinism.BATCH)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tenon_platforms.batch import AttentionBatch, HostBatch
+from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.shapes import ShapeKey
-from tenon_platforms.torch_dtypes import to_torch
+from tenon_platforms.torch_dtypes import rounded_to, to_torch
 
 from ..profile import Profile
 from ..subject import Subject
@@ -130,7 +131,7 @@ def make_world(spec: AttentionSpec, draw: PagedDraw, block_size: int) -> PagedWo
 
     def drawn(length: int) -> Tensor:
         made = torch.randn((length, *shape), generator=torch_random)
-        return (made * 30 if draw.large else made).to(to_torch(spec.dtype)).to(kv)
+        return rounded_to((made * 30 if draw.large else made).to(to_torch(spec.dtype)), kv)
 
     keys, values = [drawn(n) for n in lengths], [drawn(n) for n in lengths]
     counts = [-(-n // block_size) for n in lengths]
@@ -175,7 +176,7 @@ def make_world(spec: AttentionSpec, draw: PagedDraw, block_size: int) -> PagedWo
         table[ids[row], gone : len(mine)] = torch.tensor(mine[gone:], dtype=torch.int32)
     if 0 <= draw.poisoned < len(lengths):
         keys[draw.poisoned].fill_(float("nan"))
-        values[draw.poisoned].fill_(float("inf"))
+        values[draw.poisoned].fill_(float("nan" if spec.kv_dtype is DType.FLOAT8_E4M3 else "inf"))  # it has no inf
     return world
 
 

@@ -55,7 +55,7 @@ def refusal(spec: AttentionSpec, head_dims: tuple[int, ...]) -> No | None:
     if spec.dtype not in (DType.BFLOAT16, DType.FLOAT16):
         return No(f"computes in bfloat16 or float16, not in {spec.dtype}")
     if spec.kv_dtype != spec.dtype:
-        return No(f"no KV cache in {spec.kv_dtype} under queries in {spec.dtype}", "--kv-dtype auto")
+        return No(f"no KV cache in {spec.kv_dtype} under queries in {spec.dtype}", "--kv-cache-dtype auto")
     if spec.head_dim not in head_dims:
         return No(f"heads of {', '.join(map(str, head_dims))} elements, not of {spec.head_dim}")
     if spec.sinks:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
-from tenon_platforms.torch_dtypes import to_torch
+from tenon_platforms.torch_dtypes import movable, rounded_to, to_torch
 
 from .configs import next_power
 
@@ -50,6 +50,19 @@ def allocate(device: Device, layout: KVLayout, num_blocks: int, block_size: int,
     return list(device.zeros(shape, to_torch(layout.dtype)).unbind(0))
 
 
+@triton.jit
+def saturated(values, GREATEST: tl.constexpr):
+    """Values as a cache holds them whose type ends at +-GREATEST, which is beyond no value where it is 0.
+
+    float32 in that case. Other minima would make a number of NaN, and a conversion may make NaN of what lies beyond.
+    """
+    if GREATEST > 0.0:
+        above: tl.constexpr = -GREATEST
+        values = tl.maximum(values.to(tl.float32), above, propagate_nan=tl.PropagateNan.ALL)
+        values = tl.minimum(values, GREATEST, propagate_nan=tl.PropagateNan.ALL)
+    return values
+
+
 @triton.jit(do_not_specialize=["slots"])
 def write_kernel(
     cache,
@@ -65,7 +78,7 @@ def write_kernel(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WIDTH: tl.constexpr,
-    CLAMP: tl.constexpr,
+    GREATEST: tl.constexpr,
 ):
     """Grid (tokens,): one token's keys and values, all heads."""
     token = tl.program_id(0).to(tl.int64)
@@ -77,11 +90,8 @@ def write_kernel(
     target = cache + (slot // PAGE).to(tl.int64) * block_stride + head * (PAGE * DIM) + (slot % PAGE) * DIM + dim
     k = tl.load(key + token * key_stride + head * key_head_stride + dim, mask=wanted, other=0.0)
     v = tl.load(value + token * value_stride + head * value_head_stride + dim, mask=wanted, other=0.0)
-    if CLAMP > 0:  # a type without infinities would make NaN of what lies past its end
-        k = tl.minimum(tl.maximum(k.to(tl.float32), -CLAMP), CLAMP)
-        v = tl.minimum(tl.maximum(v.to(tl.float32), -CLAMP), CLAMP)
-    tl.store(target, k.to(cache.dtype.element_ty), mask=wanted)
-    tl.store(target + NUM_KV_HEADS * PAGE * DIM, v.to(cache.dtype.element_ty), mask=wanted)
+    tl.store(target, saturated(k, GREATEST).to(cache.dtype.element_ty), mask=wanted)
+    tl.store(target + NUM_KV_HEADS * PAGE * DIM, saturated(v, GREATEST).to(cache.dtype.element_ty), mask=wanted)
 
 
 def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -103,7 +113,7 @@ def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         DIM=dim,
         PAGE=cache.shape[3],
         WIDTH=next_power(heads * dim),
-        CLAMP=_greatest(cache.dtype),
+        GREATEST=greatest(cache.dtype),
         num_warps=4,
     )
 
@@ -141,23 +151,15 @@ def _runs(caches: list[Tensor]) -> list[tuple[int, int, int]]:
 
 def export_blocks(cache: Tensor, blocks: Tensor) -> Tensor:
     """Canonical form [n, 2, block_size, kv heads, head_dim], in the cache's element type."""
-    return _gatherable(cache).index_select(0, blocks.long()).transpose(2, 3).contiguous().view(cache.dtype)
+    return movable(cache).index_select(0, blocks.long()).transpose(2, 3).contiguous().view(cache.dtype)
 
 
 def import_blocks(cache: Tensor, blocks: Tensor, canonical: Tensor) -> None:
     """The inverse of `export_blocks`."""
-    greatest = _greatest(cache.dtype)
-    if greatest and canonical.dtype != cache.dtype:
-        canonical = canonical.float().clamp(-greatest, greatest)
-    lines = canonical.to(cache.dtype).transpose(2, 3).contiguous()
-    _gatherable(cache).index_copy_(0, blocks.long(), _gatherable(lines))
+    lines = rounded_to(canonical, cache.dtype).transpose(2, 3).contiguous()
+    movable(cache).index_copy_(0, blocks.long(), movable(lines))
 
 
-def _gatherable(cache: Tensor) -> Tensor:
-    """One-byte floats as bytes: torch moves those everywhere."""
-    return cache.view(torch.uint8) if cache.element_size() == 1 else cache
-
-
-def _greatest(dtype: torch.dtype) -> float:
-    """What values are clamped to; 0: nothing, because the type has infinities."""
-    return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
+def greatest(dtype: torch.dtype) -> float:
+    """Where a cache's type ends that has no infinities, as `saturated` takes it; 0: it has them."""
+    return torch.finfo(dtype).max if dtype == torch.float8_e4m3fn else 0.0

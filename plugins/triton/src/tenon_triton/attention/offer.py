@@ -63,9 +63,9 @@ def _refusal(spec: AttentionSpec, facts: DeviceFacts, kernel_block: int) -> No |
         return No(f"computes in bfloat16, float16 or float32, not in {spec.dtype}")
     if spec.kv_dtype == DType.FLOAT8_E4M3:
         if not facts.fp8:
-            return No("this device has no float8_e4m3 conversions", alternative=f"a KV cache in {spec.dtype}")
+            return No("this device has no float8_e4m3 conversions", alternative="--kv-cache-dtype auto")
     elif spec.kv_dtype != spec.dtype and not (spec.dtype == DType.FLOAT32 and spec.kv_dtype in DTYPES):
-        return No(f"no KV cache in {spec.kv_dtype} under queries in {spec.dtype}", alternative="--kv-dtype auto")
+        return No(f"no KV cache in {spec.kv_dtype} under queries in {spec.dtype}", alternative="--kv-cache-dtype auto")
     if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 8:
         return No(f"heads of a multiple of 8 up to {MAX_HEAD_DIM} elements, not of {spec.head_dim}")
     if spec.num_heads % spec.num_kv_heads or spec.num_heads // spec.num_kv_heads > MAX_GROUP:

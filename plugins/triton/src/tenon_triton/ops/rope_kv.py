@@ -16,7 +16,7 @@ from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 
 from .. import early
-from ..attention.kv_cache import LAYOUT_ID
+from ..attention.kv_cache import LAYOUT_ID, greatest, saturated
 from ..early import trigger, wait
 
 HEADS = 8  # of one program: enough bytes for one warp a head row
@@ -75,7 +75,7 @@ def _put(
     target,
     v_shift,
     is_v,
-    CLAMP: tl.constexpr,
+    GREATEST: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
     """A tile's rows to the query or the cache."""
@@ -85,12 +85,10 @@ def _put(
         found.to(query.dtype.element_ty),
         mask=there & is_q[:, None],
     )
-    if CLAMP > 0.0:  # a type without infinities would make NaN of what lies past its end
-        found = tl.minimum(tl.maximum(found, -CLAMP), CLAMP)
     place = target + tl.where(is_v, v_shift, 0)
     tl.store(
         cache + place[:, None] + columns[None, :],
-        found.to(cache.dtype.element_ty),
+        saturated(found, GREATEST).to(cache.dtype.element_ty),
         mask=there & (held & ~is_q)[:, None],
     )
 
@@ -118,7 +116,7 @@ def _rope_kv(
     REST: tl.constexpr,
     Q_OFFSET: tl.constexpr,
     K_OFFSET: tl.constexpr,
-    CLAMP: tl.constexpr,
+    GREATEST: tl.constexpr,
     HEADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -165,14 +163,29 @@ def _rope_kv(
         far = (second * cos).to(dtype).to(tl.float32) + (first * sin).to(dtype).to(tl.float32)
         near = tl.where(is_v[:, None], first, near.to(dtype).to(tl.float32))
         far = tl.where(is_v[:, None], second, far.to(dtype).to(tl.float32))
-        _put(near, head, pair, turning, is_q, held, query, q_row, cache, target, v_shift, is_v, CLAMP, HEAD_DIM)
-        _put(far, head, half + pair, turning, is_q, held, query, q_row, cache, target, v_shift, is_v, CLAMP, HEAD_DIM)
+        _put(near, head, pair, turning, is_q, held, query, q_row, cache, target, v_shift, is_v, GREATEST, HEAD_DIM)
+        _put(
+            far, head, half + pair, turning, is_q, held, query, q_row, cache, target, v_shift, is_v, GREATEST, HEAD_DIM
+        )
     if REST > 0:
         third = _normed(
             third, inverse, ROTARY + beyond, still, is_q, held & ~is_v, q_weight, k_weight, dtype, Q_OFFSET, K_OFFSET
         )
         _put(
-            third, head, ROTARY + beyond, still, is_q, held, query, q_row, cache, target, v_shift, is_v, CLAMP, HEAD_DIM
+            third,
+            head,
+            ROTARY + beyond,
+            still,
+            is_q,
+            held,
+            query,
+            q_row,
+            cache,
+            target,
+            v_shift,
+            is_v,
+            GREATEST,
+            HEAD_DIM,
         )
 
 
@@ -227,7 +240,7 @@ def qk_norm_rope_kv_write(spec: QKNormRopeKVWriteSpec) -> Kernel | No:
             REST=0 if rotary == dim else triton.next_power_of_2(dim - rotary),
             Q_OFFSET=offsets[0],
             K_OFFSET=offsets[1],
-            CLAMP=torch.finfo(cache.dtype).max if cache.dtype.itemsize == 1 else 0.0,
+            GREATEST=greatest(cache.dtype),
             HEADS=HEADS,
             num_warps=4,
             **early.options(),

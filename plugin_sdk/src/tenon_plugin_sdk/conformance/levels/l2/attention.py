@@ -17,7 +17,7 @@ from tenon_platforms.attention import AttentionBackend, AttentionKernel
 from tenon_platforms.batch import GQAInputs
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.torch_dtypes import to_torch
+from tenon_platforms.torch_dtypes import rounded_to, to_torch
 
 from ...buffers import Buffers
 from ...cases.draws import explore
@@ -217,7 +217,7 @@ def far_slots(subject: Subject, profile: Profile, case: Case) -> None:
         shape = (len(slots), layout.num_kv_heads, layout.head_dim)
         key, value = (torch.randn(shape, generator=random).to(dtype) for _ in range(2))
         write(subject, backend, cache, key, value, _ints(slots))
-        want = torch.stack((key, value), dim=1).to(to_torch(layout.dtype)).unflatten(0, (len(blocks), size))
+        want = rounded_to(torch.stack((key, value), dim=1), to_torch(layout.dtype)).unflatten(0, (len(blocks), size))
         found = read_blocks(subject, backend, cache, blocks)
         assert_equal(found, want.transpose(1, 2), what=f"blocks {blocks} of a pool of {last + 1}")
 
@@ -240,8 +240,8 @@ def _scatter(
         )
         write(subject, backend, cache, key, value, _ints(slots))
         for place, slot in enumerate(slots):
-            expected[slot // size - 1, 0, slot % size] = key[place].to(held.dtype)
-            expected[slot // size - 1, 1, slot % size] = value[place].to(held.dtype)
+            expected[slot // size - 1, 0, slot % size] = rounded_to(key[place], held.dtype)
+            expected[slot // size - 1, 1, slot % size] = rounded_to(value[place], held.dtype)
         found = read_blocks(subject, backend, cache, list(range(1, 9)))
         assert_equal(found, expected, what=f"the cache after write_kv at slots {slots[:4]}")
 
@@ -279,12 +279,15 @@ def attention_specs(dtypes: Iterable[DType], kv_dtypes: Iterable[DType]) -> list
                 "bidirectional": replace(base, causal=False),
                 "window-sinks": replace(base, sliding_window=24, sinks=True),
             }
-        variants |= {f"kv-{kv}": replace(base, kv_dtype=kv) for kv in kv_dtypes if kv != dtype and kv in KV_TYPES}
+        others = [kv for kv in kv_dtypes if kv != dtype and kv in KV_TYPES]
+        variants |= {f"kv-{kv}": replace(base, kv_dtype=kv) for kv in others}
+        if DType.FLOAT8_E4M3 in others:
+            variants["window-float8"] = replace(base, kv_dtype=DType.FLOAT8_E4M3, sliding_window=19, soft_cap=3.0)
         cases += [Case(id=f"{dtype}-{name}", value=spec) for name, spec in variants.items()]
     return cases
 
 
-KV_TYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+KV_TYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3)
 
 
 def _specs(subject: Subject, profile: Profile) -> list[Case]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.batch import NUM_ROW_COLUMNS, HostBatch, RowState, StepInputs
+from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.rope import QKNormRopeKVWriteSpec
 from tenon_platforms.ops.rope_reference import rope_table
@@ -25,6 +26,7 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth import layers
+from ...truth.float8 import codes, held_of
 from ...truth.rounding import Bounded
 from .attention import backend_of, block_size_of, poison_blocks, read_blocks
 from .rowwise import positions_of
@@ -192,9 +194,12 @@ def qk_norm_rope_kv_write(subject: Subject, profile: Profile, case: Case) -> Non
         assert_close(found, q, spec.dtype, what=f"q of {kernel.name}", valid=healthy)
         flat = stored.transpose(1, 2).flatten(0, 1)  # [slots, 2, kv heads, dim]
         mine = slots.long() - size
-        assert_close(flat[mine, 0], k, spec.dtype, what=f"stored keys of {kernel.name}", valid=healthy)
+        kept = attention.kv_dtype
+        assert_close(flat[mine, 0], k, kept, what=f"stored keys of {kernel.name}", valid=healthy)
         v = Bounded.exact(parts[2])
-        assert_close(flat[mine, 1], v, spec.dtype, what=f"stored values of {kernel.name}", valid=healthy)
+        assert_close(flat[mine, 1], v, kept, what=f"stored values of {kernel.name}", valid=healthy)
+        if kept is DType.FLOAT8_E4M3:  # of which each has one right code, and the bound above allows its neighbours
+            assert_equal(codes(flat[mine, 1]), held_of(parts[2]), what=f"codes of values stored by {kernel.name}")
         others = torch.ones(len(flat), dtype=torch.bool)
         others[mine] = False
         if not bool(flat[others].isnan().all()):
@@ -227,6 +232,9 @@ def _writes(subject: Subject, profile: Profile) -> list[Case]:
         )
         if spec.dtype in subject.capabilities.kv_dtypes:
             cases.append(Case(id=case.id, value=(spec, attention)))
+        if DType.FLOAT8_E4M3 in subject.capabilities.kv_dtypes and case.id.endswith("-normed"):
+            kept = replace(attention, kv_dtype=DType.FLOAT8_E4M3)
+            cases.append(Case(id=f"{case.id}-float8_e4m3", value=(spec, kept)))
     return cases
 
 

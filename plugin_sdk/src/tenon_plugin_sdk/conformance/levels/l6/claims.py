@@ -69,8 +69,8 @@ def admission(subject: Subject, profile: Profile, case: Case) -> None:
 
 def _unclaimed(subject: Subject, profile: Profile) -> Iterable[Case]:
     claimed = subject.capabilities
-    for dtype in FLOATS:
-        if dtype not in claimed.dtypes:
+    for dtype in (*FLOATS, DType.FLOAT8_E4M3):
+        if dtype not in claimed.dtypes and dtype in FLOATS:
             yield Case(id=f"dtype-{dtype.value}", value={"dtype": dtype.value})
         if dtype not in claimed.kv_dtypes:
             first = claimed.dtypes[0].value

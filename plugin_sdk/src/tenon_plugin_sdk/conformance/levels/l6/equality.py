@@ -14,6 +14,7 @@ from tenon_platforms.errors import TenonError
 from tenon_platforms.torch_dtypes import to_torch
 
 from ...engines import prompts_of, running
+from ...models.cached import cached_reference
 from ...models.gguf_files import load_reference, make_folder, save_meant, write_gguf
 from ...models.store import ModelStore
 from ...models.tiny import TINY
@@ -54,6 +55,17 @@ def types(subject: Subject, profile: Profile, case: Case) -> None:
     reference = Reference(narrow=logits_of(rounded), wide=logits_of(exact))
     prompts = prompts_of((1, 9, 40, 90), seed=profile.seed)
     same_tokens(generate(subject, model.path, prompts, dtype=dtype.value), reference, prompts, f"llama in {dtype}")
+
+
+def kv_types(subject: Subject, profile: Profile, case: Case) -> None:
+    """A claimed type of the KV cache: the tokens of keys and values as it holds them, prompts whole and in chunks."""
+    needs_float32(subject)
+    kv: DType = case.value
+    model = ModelStore.of(subject).tiny("llama", profile.seed)
+    reference, prompts = cached_reference(model.model, to_torch(kv)), prompts_of((1, 9, 40, 90), seed=profile.seed)
+    for flat in ({}, {"max_num_batched_tokens": 16}):
+        found = generate(subject, model.path, prompts, kv_cache_dtype=kv.value, **flat)
+        same_tokens(found, reference, prompts, f"llama over a cache in {kv}, {flat or 'whole'}")
 
 
 def quantized(subject: Subject, profile: Profile, case: Case) -> None:
@@ -108,8 +120,14 @@ def _dtypes(subject: Subject, profile: Profile) -> Iterable[Case]:
     return [Case(id=dtype.value, value=dtype) for dtype in subject.capabilities.dtypes if dtype is not DType.FLOAT32]
 
 
+def _kv_types(subject: Subject, profile: Profile) -> Iterable[Case]:
+    kv = DType.FLOAT8_E4M3
+    return [Case(id=kv.value, value=kv)] if kv in subject.capabilities.kv_dtypes else []
+
+
 CHECKS = (
     Check(level="L6", name="transformers", what="tokens of every family", cases=_families, run=transformers),
     Check(level="L6", name="types", what="tokens in every claimed type", cases=_dtypes, run=types),
+    Check(level="L6", name="kv_types", what="tokens over one-byte caches", cases=_kv_types, run=kv_types),
     Check(level="L6", name="quantized", what="tokens of quantized files", cases=_files, run=quantized),
 )
