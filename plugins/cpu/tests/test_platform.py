@@ -196,7 +196,8 @@ import torch
 from tenon_cpu.platform import CPUPlatform
 
 def held() -> int:
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if "RssAnon" in line)  # KiB
 
 device = CPUPlatform().device()
 device.open()
