@@ -188,3 +188,32 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_what_a_layer_freed_is_the_next_ones_without_a_fault() -> None:
     found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(found.stdout) < 1000, "of 92,160 pages"
+
+
+GIVEN_BACK = """
+from pathlib import Path
+import torch
+from tenon_cpu.platform import CPUPlatform
+
+def held() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if "RssAnon" in line)  # KiB
+
+device = CPUPlatform().device()
+device.open()
+before = held()
+loaded = [torch.ones(2**22) for _ in range(20)]
+kept = torch.ones(2**14)
+del loaded
+freed = held() - before
+device.memory()
+print(freed, held() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such setting")
+def test_what_loading_freed_is_given_back_before_the_cache_is_sized() -> None:
+    found = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, check=True)
+    freed, left = map(int, found.stdout.split())
+    assert freed > 200 * 1024, "the heap keeps some of 320 MiB, or this shows nothing"
+    assert left < 16 * 1024

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tenon_platforms.device import Device, LoadPolicy, ProcessModel
+from tenon_platforms.device import Device, LoadPolicy, MemoryInfo, ProcessModel
 
 from . import native
 from .thread_users import USERS, Wish
@@ -60,6 +60,11 @@ class CPUDevice(Device):
             USERS.leave(self._wish)
             self._wish = None
         trim_heap()
+
+    def memory(self) -> MemoryInfo:
+        """The host's, once what loading freed is given back: the KV cache is sized by what is free."""
+        trim_heap()
+        return Device.memory(self)
 
     def sleep(self, tags: tuple[str, ...]) -> bool:
         trim_heap()
