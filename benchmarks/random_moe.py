@@ -45,7 +45,7 @@ def copy_tokenizer(writer: gguf.GGUFWriter, source: gguf.GGUFReader) -> int:
 
 
 def add_settings(writer: gguf.GGUFWriter) -> None:
-    """The shape."""
+    """Hyperparameters, as GGUF's qwen3moe names them."""
     writer.add_context_length(4096)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)

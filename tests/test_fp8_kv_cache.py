@@ -1,8 +1,8 @@
 """A KV cache of float8_e4m3 under an engine: the tokens of Transformers whose keys and values are rounded so.
 
 On the reference platform, on the simulated device and on the CUDA platform's execution with interpreted kernels. The
-type is coarse enough that a third of the tokens would be others over a float32 cache: rounded otherwise, copied by
-half or left unwritten, it shows.
+type is coarse enough that many tokens would be others over a float32 cache: rounded otherwise, copied by half or left
+unwritten, it shows.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class CacheConfig:
     num_blocks: int | None = flag(None, "number of KV blocks, instead of bytes", aliases=("--num-gpu-blocks-override",))
     kv_cache_dtype: str = flag(
         "auto",
-        "type of the KV cache; int8: with scales, fp8: float8_e4m3 without",
+        "type of the KV cache; of one byte a value: int8, with scales, or fp8 (float8_e4m3), without",
         choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "float8_e4m3"),
     )
     enable_prefix_caching: bool = flag(True, "reuse the KV blocks of prompts that begin alike")

@@ -97,7 +97,8 @@ def test_a_cache_of_8_bit_floats_has_three_spellings(spelling: str) -> None:
     config = EngineConfig.from_flat(dtype="float32", kv_cache_dtype=spelling)
     taken = Capabilities(kv_dtypes=(DType.FLOAT32, DType.FLOAT8_E4M3))
     assert effective_dtypes(config, taken, NO_MODEL, Ledger()) == (DType.FLOAT32, DType.FLOAT8_E4M3)
-    with pytest.raises(ConfigError, match="kv_cache_dtype float8_e4m3 is not available here: available are") as caught:
+    refused = rf"--kv-cache-dtype {spelling} \(float8_e4m3\) is not available here: available are"
+    with pytest.raises(ConfigError, match=refused) as caught:
         effective_dtypes(config, Capabilities(), NO_MODEL, Ledger())
     assert caught.value.remedy == "pass --kv-cache-dtype auto"
 

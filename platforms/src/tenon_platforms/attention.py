@@ -70,11 +70,14 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def export_blocks(self, cache: Any, blocks: Tensor) -> Tensor:
-        """Blocks int32 [n] of one layer in canonical form, [n, 2, block_size, kv heads, head_dim]."""
+        """Blocks int32 [n] of one layer in canonical form, [n, 2, block_size, kv heads, head_dim].
+
+        Of `layout.canonical_dtype`.
+        """
 
     @abstractmethod
     def import_blocks(self, cache: Any, blocks: Tensor, canonical: Tensor) -> None:
-        """The inverse of `export_blocks`."""
+        """The inverse of `export_blocks`; values are rounded as `layout.dtype` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,9 +35,10 @@ class KVLayout:
     multiple. preferred_block_size: used when the operator names none. padded_head_dim: what a head takes in memory.
     null_block: reserved, zero when made; padding tokens are written there and read there.
     index_dtype: of slots and block tables. scale_bytes_per_token: of quantized caches, kept beside the block.
-    dtype: of what is written, keys as they are after rotation, and imported, rounded to nearest even. float8_e4m3 is
-    unscaled and saturates: beyond +-448, infinities too, becomes +-448, NaN stays NaN (`torch_dtypes.rounded_to`).
-    dtype int8: each token's keys and its values of a head are codes of one float32 scale (`ops/quantized_kv.py`).
+    dtype: in which keys, after rotation, and values are kept; what is written or imported is rounded to nearest even.
+    float8_e4m3 is unscaled and saturates: beyond +-448, infinities too, becomes +-448, NaN stays NaN
+    (`torch_dtypes.rounded_to`). int8: a token's keys and its values of a head are codes of one float32 scale each
+    (`ops/quantized_kv.py`).
     """
 
     kind: LayoutKind

@@ -230,7 +230,7 @@ def effective_dtypes(
     kv_dtype = dtype if kept == "auto" else DType(kept)
     if kv_dtype not in capabilities.kv_dtypes:
         raise ConfigError(
-            f"kv_cache_dtype {kv_dtype} is not available here: available are"
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype} ({kv_dtype}) is not available here: available are"
             f" {', '.join(map(str, capabilities.kv_dtypes))}",
             remedy="pass --kv-cache-dtype auto",
         )

@@ -177,16 +177,14 @@ class Runner:
         self._device.synchronize()
 
     def compile_ahead(self, keys: Iterable[ShapeKey]) -> None:
-        """Let the step's executable compile what steps of `keys`, and forks, launch, before they are prepared one by
-        one.
-        """
+        """Let the step's executable compile what steps of `keys` launch, before they are prepared one by one."""
         self.step.compile_ahead(self._dummy_steps(keys))
+        self._copy_blocks(ONTO_ITSELF)  # launched: no step has it before the first fork of a row
 
     def _dummy_steps(self, keys: Iterable[ShapeKey]) -> Iterator[tuple[ShapeKey, StepCall]]:
         for key in filter(self._serves, keys):
             yield self._dummy_step(key)
             self._device.synchronize()  # the next one is packed where this one was copied from
-        self._copy_blocks(ONTO_ITSELF)  # no step launches it, but the first fork of a row
 
     def _dummy_step(self, key: ShapeKey) -> tuple[ShapeKey, StepCall]:
         """A step of dummy rows, and its key: as given, or what so many tokens need where that has no fixed sizes."""

@@ -62,7 +62,10 @@ class CPUDevice(Device):
         trim_heap()
 
     def memory(self) -> MemoryInfo:
-        """The host's, once what loading freed is given back: the KV cache is sized by what is free."""
+        """The host's, once what loading freed is given back: the KV cache is sized by what is free.
+
+        Some 10 ms, and the next step's memory is cleared anew: for sizing, not to be asked again and again.
+        """
         trim_heap()
         return Device.memory(self)
 
@@ -72,10 +75,10 @@ class CPUDevice(Device):
 
 
 def keep_heap() -> None:
-    """Let freed memory of up to 256 MiB wait for the next step, in this process.
+    """Let some 256 MiB of freed memory, at the heap's end, wait for the next step, in this process.
 
     As it comes, the C library gives back each large array of a step with prompts when it is freed: the next layer's has
-    to be faulted in and cleared page by page, a tenth of the step. Where there is no such setting (musl), that remains.
+    to be faulted in and cleared page by page, up to a tenth of the step. Where there is no such setting (musl), so it is.
     """
     if (mallopt := _of_the_c_library("mallopt")) is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_HEAP_BYTES)

@@ -1,7 +1,7 @@
 """A mixture of experts as one native call: routing, products of all experts in one region, and the weighted sum.
 
-Which experts run is found in the call: a tape replays it. Cost: the weights of the chosen experts are read once,
-x once for each of a token's experts.
+Which experts run is found in the call: a tape replays it. Cost: the weights of the chosen experts are read once
+for each block of their tokens, x once for each of a token's experts.
 """
 
 from __future__ import annotations

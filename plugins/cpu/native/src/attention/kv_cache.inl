@@ -129,8 +129,6 @@ static void exchange_scaled(I8* keys, const CacheShape& s, int offset, float* ke
         value[d] = to_float(values[value_place<I8>(s.dim, offset, d)]) * scale_place(values, s.dim, offset);
     }
 }
-template <class KV>
-static void exchange_scaled(KV*, const CacheShape&, int, float*, float*, bool) {}
 
 static void exchange_blocks(const KVExchangeParams& p, int64_t begin, int64_t end) {
     const CacheShape shape{p.cache_stride, p.block_size, p.dim};

@@ -1,4 +1,4 @@
-// The structs that the step's kernels take, as `tenon_cpu/native/step_params.py` mirrors them. Pointers and numbers only.
+// The structs that the step's kernels take, as `tenon_cpu/step_calls.py` mirrors them. Pointers and numbers only.
 //
 // type numbers: 0 float32, 1 bfloat16, 2 float16; of caches also 3, int8 with a float32 scale for each token of a head. Row
 // counts are of the padded step; what a step really has, lengths, tables and counts, is read through pointers when a kernel

@@ -36,7 +36,7 @@ def register(table: OpTable, cpu: CPU, *, weights: str, gguf: str, is_native: bo
 
     def attention(spec: AttentionSpec) -> Kernel | No:
         if spec.kv_dtype != DType.FLOAT32:
-            return No(f"sums in the cache's type, float32 only, not {spec.kv_dtype}", "kv_cache_dtype float32")
+            return No(f"sums in the cache's type, float32 only, not {spec.kv_dtype}", "--kv-cache-dtype float32")
         if spec.num_heads % spec.num_kv_heads:
             return No(f"{spec.num_heads} heads over {spec.num_kv_heads} KV heads is no whole group")
         backend: Any = CPUAttention(spec, memo)

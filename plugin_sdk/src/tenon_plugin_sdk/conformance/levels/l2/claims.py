@@ -92,7 +92,7 @@ def _odd_specs() -> list[Spec]:
         made += [case.value for case in specs.kv_writes((dtype,), "a layout of somebody else")]
         made += [case.value for case in attention.attention_specs((dtype,), ())]
     plain = attention.attention_specs((DType.FLOAT32,), ())[0].value
-    made += [replace(plain, head_dim=7), replace(plain, num_heads=5, num_kv_heads=2), replace(plain, kv_dtype=ODD[2])]
+    made += [replace(plain, head_dim=7), replace(plain, num_heads=5, num_kv_heads=2), replace(plain, kv_dtype=ODD[0])]
     return made
 
 

@@ -69,7 +69,7 @@ def admission(subject: Subject, profile: Profile, case: Case) -> None:
 
 def _unclaimed(subject: Subject, profile: Profile) -> Iterable[Case]:
     claimed = subject.capabilities
-    for dtype in (*FLOATS, DType.FLOAT8_E4M3):
+    for dtype in (*FLOATS, DType.FLOAT8_E4M3, DType.INT8):
         if dtype not in claimed.dtypes and dtype in FLOATS:
             yield Case(id=f"dtype-{dtype.value}", value={"dtype": dtype.value})
         if dtype not in claimed.kv_dtypes:

@@ -123,7 +123,7 @@ void plan(std::deque<Job>& jobs, const Routed& r, const MoE& moe, int32_t type, 
 }
 
 // Threads have memory of their own for one call at a time; what a call's threads share lies behind it.
-bool lay(std::deque<Job>& jobs, int threads) {
+bool give_memory(std::deque<Job>& jobs, int threads) {
     int64_t own = 0, shared = 0;
     for (const Job& job : jobs) {
         own = std::max({own, job.first.own_bytes(), job.second.own_bytes()});
@@ -178,7 +178,7 @@ int run_moe(const tenon_moe_call& call) {
     try {
         std::deque<Job> jobs;
         plan(jobs, r, *moe, call.type, threads);
-        if (!lay(jobs, threads)) return TENON_NO_MEMORY;
+        if (!give_memory(jobs, threads)) return TENON_NO_MEMORY;
         multiply(jobs, threads);
     } catch (const std::bad_alloc&) {
         return TENON_NO_MEMORY;
