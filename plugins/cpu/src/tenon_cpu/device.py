@@ -78,7 +78,7 @@ def keep_heap() -> None:
     """Let some 256 MiB of freed memory, at the heap's end, wait for the next step, in this process.
 
     As it comes, the C library gives back each large array of a step with prompts when it is freed: the next layer's has
-    to be faulted in and cleared page by page, up to a tenth of the step. Where there is no such setting (musl), so it is.
+    to be faulted in and cleared page by page, up to a tenth of the step. So it stays without such a setting (musl).
     """
     if (mallopt := _of_the_c_library("mallopt")) is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_HEAP_BYTES)
