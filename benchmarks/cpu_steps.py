@@ -31,13 +31,13 @@ import numpy as np
 import torch
 from cpu import Tenon, prompts_of, seconds
 
+from tenon_core.models.kv_pools import plan_pools
 from tenon_cpu import memory, native
 from tenon_cpu.native_linear import LinearCall, NativeLinear, PackedWeight
 from tenon_cpu.step_calls import kernel
 from tenon_cpu.tape import Tape, TapeExecutable
 from tenon_platforms.dtypes import DType
 from tenon_platforms.execution import Executable
-from tenon_platforms.ops.quantized_kv import SCALE_BYTES
 from tenon_platforms.shapes import ShapeKey
 
 PROMPT, OUTPUT, PREFILL, CONTEXT = 128, 128, 512, 192
@@ -47,7 +47,7 @@ READ_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a model, from its configuration. kv_type: of the cache."""
+    """Sizes of a model, from its configuration. kv_bytes: of one token of context in all layers."""
 
     hidden: int
     inner: int
@@ -56,10 +56,10 @@ class Shape:
     kv_heads: int
     dim: int
     vocab: int
-    kv_type: DType
+    kv_bytes: int
 
     @classmethod
-    def of(cls, config: dict[str, Any], kv_type: DType) -> Shape:
+    def of(cls, config: dict[str, Any], kv_bytes: int) -> Shape:
         if config.get("num_experts") or config.get("num_local_experts"):
             raise SystemExit("a mixture of experts: what a step reads of it depends on its tokens (see cpu.py)")
         heads = config["num_attention_heads"]
@@ -71,7 +71,7 @@ class Shape:
             kv_heads=config.get("num_key_value_heads", heads),
             dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab=config["vocab_size"],
-            kv_type=kv_type,
+            kv_bytes=kv_bytes,
         )
 
     def kinds(self) -> dict[tuple[int, int], str]:
@@ -84,12 +84,6 @@ class Shape:
             (self.inner, self.hidden): "down",
             (self.hidden, self.vocab): "head",
         }
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of one token of context in all layers."""
-        head = self.kv_type.num_bytes * self.dim + SCALE_BYTES * (self.kv_type == DType.INT8)
-        return 2 * head * self.kv_heads * self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +211,9 @@ class Watched(Tenon):
         dtype = DType.BFLOAT16 if model.is_dir() else DType.FLOAT32
         super().__init__(model, threads=threads, dtype=dtype, kv=kv, concurrent=concurrent, **kinds)
         runner = self.assembled.engine.executor.runner
-        work = Work.of(Shape.of(self.opened.checkpoint.config, kv))
+        size = self.assembled.block_size
+        kv_bytes = sum(pool.block_bytes(size) for pool in plan_pools(runner.model.groups)) // size
+        work = Work.of(Shape.of(self.opened.checkpoint.config, kv_bytes))
         self.steps = WatchedStep(runner.step, runner._step, work)
         runner.step = self.steps
 

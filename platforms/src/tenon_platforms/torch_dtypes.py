@@ -31,8 +31,8 @@ def to_torch(dtype: DType) -> torch.dtype:
 def rounded_to(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Values in `dtype`, to nearest even. float8_e4m3 has no infinity: beyond +-448 they become +-448; NaN stays NaN.
 
-    What a KV cache of that type holds of a key or a value. Said here, since torch's own cast makes NaN of what lies
-    beyond in some versions and on some devices.
+    What a KV cache of that type holds of a key or a value, and codes of activations. Said here, since torch's own cast
+    makes NaN of what lies beyond in some versions and on some devices.
     """
     if dtype == torch.float8_e4m3fn and values.dtype != dtype:
         largest = torch.finfo(dtype).max

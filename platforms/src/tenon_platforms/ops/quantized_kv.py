@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LARGEST = 127.0
+from .quantized_reference import INT8_MAX
+
 SCALE_BYTES = 4
 
 
 def quantize_heads(x: Tensor) -> Tensor:
     """int8 [..., dim + 4] of floats x [..., dim]: the codes, then the scale, a float32 in the host's order of bytes."""
     wide = x.float()
-    scale = wide.abs().amax(dim=-1, keepdim=True) / _LARGEST + (wide - wide).sum(dim=-1, keepdim=True)
-    codes = (wide / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    scale = wide.abs().amax(dim=-1, keepdim=True) / INT8_MAX + (wide - wide).sum(dim=-1, keepdim=True)
+    codes = (wide / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     return torch.cat((codes, scale.view(torch.int8)), dim=-1)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..torch_dtypes import rounded_to
 from .linear import FP8Channel, WeightScheme
 from .quantized import FP8Block, FP8Static, Int8Channel, IntGroups
 
@@ -58,7 +59,7 @@ def column_groups(scheme: IntGroups, tensors: PartTensors, columns: int) -> Tens
 def quantize_fp8(values: Tensor) -> tuple[Tensor, Tensor]:
     """(float8_e4m3fn like values, float32 [...]): every row with its own scale, max(|row|) / 448, 1 for zeros."""
     wide, scale = _row_scales(values, FP8_MAX)
-    return _to_fp8(wide / scale[..., None]), scale
+    return rounded_to(wide / scale[..., None], torch.float8_e4m3fn), scale
 
 
 def quantize_int8(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +73,7 @@ def rounded_input(scheme: WeightScheme, x: Tensor, input_scale: Tensor | None = 
     if isinstance(scheme, FP8Static):
         assert input_scale is not None
         scale = input_scale.float()
-        return (_to_fp8(x.float() / scale).float() * scale).to(x.dtype)
+        return (rounded_to(x.float() / scale, torch.float8_e4m3fn).float() * scale).to(x.dtype)
     if isinstance(scheme, FP8Block):
         width = x.shape[-1]
         runs = pad(x, (0, -width % scheme.columns)).unflatten(-1, (-1, scheme.columns))
@@ -88,10 +89,6 @@ def _row_scales(values: Tensor, most: float) -> tuple[Tensor, Tensor]:
     wide = values.float()
     largest = wide.abs().amax(dim=-1) if wide.shape[-1] else wide.new_zeros(wide.shape[:-1])
     return wide, torch.where(largest > 0, largest / most, 1.0)
-
-
-def _to_fp8(scaled: Tensor) -> Tensor:
-    return scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
 def _restored(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

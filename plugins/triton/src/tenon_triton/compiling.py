@@ -32,7 +32,7 @@ try:
 except ImportError:  # a triton that arranges this in another way: kernels are compiled where they are launched
     FutureKernel = active_mode = None
 
-FEW_TOKENS = 4
+FEW_TOKENS = 4  # as `ops.gemv.MOST_TOKENS`: `ops` imports this module, so that a test holds them equal
 FOUND_S = 0.25  # in which kernels of a cache are read, and hardly one is compiled
 LAUNCH = JITFunction.run
 ZEROED: dict[Any, Any] = {

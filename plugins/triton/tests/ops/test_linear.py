@@ -20,9 +20,11 @@ from tenon_platforms.ops.normed import AddRMSNormThenSpec
 from tenon_platforms.ops.quantized import FP8Static
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.ops.weights import GatedMLPWeights, LinearWeights, NormedWeights, PartTensors
+from tenon_triton import compiling
 from tenon_triton.ops import linear, normed
 from tenon_triton.ops.float8 import Float8Rows
 from tenon_triton.ops.gated_mlp import gated_mlp
+from tenon_triton.ops.gemv import MOST_TOKENS
 from tenon_triton.ops.linear import LinearPolicy, Weight, merged_linear
 from tenon_triton.ops.linear_table import BANDWIDTH, LIBRARY, Gemv, LinearTable, NormedGemv, Rule, Tiles, Way
 from tenon_triton.ops.norm import add_rms_norm, add_rms_norm_float8
@@ -190,6 +192,10 @@ def test_many_rows_go_through_what_a_platform_brings(behind_norm: bool, float8: 
         for one, other in zip(found, wanted, strict=True):
             assert error(one, other) < (0.02 if float8 else 1e-5), tokens  # FP8: a last bit may quantize to a neighbour
     assert many.rows == [12, 40]
+
+
+def test_a_rehearsal_knows_how_few_tokens_have_kernels_of_their_own() -> None:
+    assert compiling.FEW_TOKENS == MOST_TOKENS
 
 
 def test_a_rehearsal_asks_for_what_a_platform_brings_at_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
