@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+# A test that hangs fails, with the line where it does, and not the whole run.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile --timeout 600
 TYPED := -p tenon_platforms -p tenon_core -p tenon_plugin_sdk -p tenon_cpu -p tenon_cuda -p tenon_triton -p tenon_sim
 WHEELS := platforms core plugin_sdk plugins/cpu plugins/triton plugins/cuda plugins/sim
 

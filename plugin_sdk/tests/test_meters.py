@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tenon_platforms.device import Device
+from tenon_platforms.device import Device, MemoryInfo
 from tenon_plugin_sdk.conformance.meters.leaks import MemorySamples, grown
-from tenon_plugin_sdk.conformance.meters.memory import heap_bytes, settled
+from tenon_plugin_sdk.conformance.meters.memory import heap_bytes, is_host_memory, settled
 from tenon_plugin_sdk.conformance.meters.origins import left_behind, untracked_growth
 
 pytestmark = pytest.mark.unit
@@ -97,3 +98,17 @@ def test_types_that_come_later_are_no_leak_of_the_samples() -> None:
             samples.take()
             kept.clear()
     assert "objects of array.array" not in samples.growth()
+
+
+@dataclass(slots=True, kw_only=True)
+class Measuring(Device):
+    """A device with a measurement of its own."""
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(free=1, total=2, peak=1)
+
+
+def test_a_device_in_the_hosts_memory_may_measure_it_itself() -> None:
+    assert is_host_memory(Device())
+    assert is_host_memory(Measuring(shares_host_memory=True))
+    assert not is_host_memory(Measuring())

@@ -177,6 +177,13 @@ class GivesTooMuch(Bug):
         return CountingDevice(budget=64 * MIB, checks=False)
 
 
+class NeverFull(Bug):
+    """What is too large at once is refused, but nobody adds up what was given."""
+
+    def device(self) -> Device:
+        return CountingDevice()
+
+
 def offer_attention(table: OpTable, device: Device, cls: type[ReferenceAttention]) -> None:
     """An attention backend with overridden methods."""
 
@@ -203,6 +210,7 @@ BUGS: dict[str, tuple[str, str, type[Bug]]] = {
         MisnamesAllocation,
     ),
     "more memory than there is": ("L4/exhausted", "allocations beyond the total succeed", GivesTooMuch),
+    "never full": ("L4/hog", "what was given before is not counted", NeverFull),
 }
 
 

@@ -44,7 +44,9 @@ SLOWEST = 10.0  # seconds, with slack for a busy machine below
 UNCLAIMED = engine_bugs.UNCLAIMED
 INSTALLED = ("L4", "L5", "L6")  # levels that start engines and processes: on the installed platform
 # of those, what is run at every change; the others start processes or run for long
-QUICK_INSTALLED = ("leaked block", "more memory than there is", "sum in half", "stale row after preemption")
+QUICK_INSTALLED = (
+    "leaked block", "more memory than there is", "never full", "sum in half", "stale row after preemption",
+)  # fmt: skip
 
 
 def long_where_long(name: str, level: str) -> list[pytest.MarkDecorator]:

@@ -63,8 +63,8 @@ def read_meters(device: Device) -> dict[str, float]:
 
 
 def is_host_memory(device: Device) -> bool:
-    """Whether the device's memory is the host's, as the contract's default measures it."""
-    return type(device).memory is Device.memory
+    """Whether the device's memory is the host's: it says so, or the contract's default measures it."""
+    return device.shares_host_memory or type(device).memory is Device.memory
 
 
 def resident_bytes() -> int | None:

@@ -89,8 +89,8 @@ def hog(subject: Subject, profile: Profile, case: Case) -> None:
 
 
 def _fill(device: Any) -> Iterator[Any]:
-    """Take memory in ever smaller pieces until nothing is left."""
-    size = HOG_BYTES
+    """Take memory in ever smaller pieces until nothing is left; what has no end is an error, and is not waited for."""
+    size, taken, total = HOG_BYTES, 0, device.memory().total
     while size >= 2**12:
         try:
             yield device.empty((size,), torch.uint8)
@@ -98,6 +98,13 @@ def _fill(device: Any) -> Iterator[Any]:
             if device.classify_fault(error) is not Fault.OUT_OF_MEMORY:
                 raise
             size //= 4
+            continue
+        taken += size
+        if taken > total:
+            raise ConformanceError(
+                f"{taken} bytes could be had of a device that has {total}, in pieces of {HOG_BYTES}: a device whose"
+                " memory is the host's, and is taken as it is written, sets `shares_host_memory`"
+            )
 
 
 CHECKS = (
