@@ -75,7 +75,9 @@ TENON_INLINE Sum sstep(Sum s, Codes w, const int8_t* x) {
     const __m512i v = four(x);
     const __m512i sign = _mm512_mask_sub_epi8(v, _mm512_movepi8_mask(w), _mm512_setzero_si512(), v);
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), sign);
-    return _mm512_add_epi32(s, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    s = _mm512_add_epi32(s, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    KEEP_ORDER(s);
+    return s;
 }
 #endif
 
@@ -163,7 +165,11 @@ TENON_INLINE __m256i signed_dot(__m256i w, __m256i x) {
 }
 TENON_INLINE Sum sstep(Sum s, Codes w, const int8_t* x) {
     const __m256i v = four(x);
-    return {_mm256_add_epi32(s.a, signed_dot(w.a, v)), _mm256_add_epi32(s.b, signed_dot(w.b, v))};
+    s.a = _mm256_add_epi32(s.a, signed_dot(w.a, v));
+    KEEP_ORDER(s.a);
+    s.b = _mm256_add_epi32(s.b, signed_dot(w.b, v));
+    KEEP_ORDER(s.b);
+    return s;
 }
 
 #else
