@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from driver import build, drive, model_source, open_platform, prompts_of, request
 from equality import Reference, assert_greedy_equal, cached_reference, sampled_reference
 from tiny_models import TinyModel
@@ -43,7 +42,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reference(tiny_model: Tiny) -> Reference:
-    return cached_reference(tiny_model("llama").model, torch.float8_e4m3fn)
+    return cached_reference(tiny_model("llama").model, FP8)
 
 
 def made(tiny_model: Tiny, platform: Any, **flat: Any) -> Assembled:

@@ -15,7 +15,8 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.torch_dtypes import to_torch
 
 from .registry import ConformanceError
-from .truth.rounding import Bounded, largest, tiny, unit
+from .truth.kept import SCALE_ULPS
+from .truth.rounding import U32, Bounded, largest, tiny, unit
 
 
 def assert_close(found: Tensor, want: Bounded, dtype: DType, *, what: str, valid: Tensor | None = None) -> None:
@@ -55,6 +56,14 @@ def assert_equal(found: Tensor, want: Tensor, *, what: str) -> None:
         f"{what}: {int((~same).sum())} of {same.numel()} elements differ, first at {list(place)}:"
         f" {found[place].item()!r}, expected {want[place].item()!r}"
     )
+
+
+def assert_kept(found: Tensor, want: Tensor, kv: DType, *, what: str) -> None:
+    """Raise where a cache of type `kv` does not give back `want`, which it holds exactly; int8: but for its scale."""
+    if kv is not DType.INT8:
+        return assert_equal(found, want, what=what)
+    wide = want.double()
+    return assert_close(found, Bounded(wide, SCALE_ULPS * U32 * wide.abs()), DType.FLOAT32, what=what)
 
 
 def _describe(wide: Tensor, true: Tensor, error: Tensor, allowed: Tensor, wrong: Tensor, what: str) -> str:

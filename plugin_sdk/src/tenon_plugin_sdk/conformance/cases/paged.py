@@ -22,10 +22,10 @@ from tenon_platforms.batch import AttentionBatch, HostBatch
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.shapes import ShapeKey
-from tenon_platforms.torch_dtypes import rounded_to, to_torch
 
 from ..profile import Profile
 from ..subject import Subject
+from ..truth.kept import draw_kept, kept
 
 SPARE_BLOCKS = 5
 SPARE_ROWS = 3
@@ -127,11 +127,11 @@ def make_world(spec: AttentionSpec, draw: PagedDraw, block_size: int) -> PagedWo
     random = np.random.default_rng(draw.seed)
     lengths = [before + now for before, now in draw.rows]
     torch_random = torch.Generator().manual_seed(draw.seed)
-    shape, kv = (spec.num_kv_heads, spec.head_dim), to_torch(spec.kv_dtype)
 
     def drawn(length: int) -> Tensor:
-        made = torch.randn((length, *shape), generator=torch_random)
-        return rounded_to((made * 30 if draw.large else made).to(to_torch(spec.dtype)), kv)
+        shape = (length, spec.num_kv_heads, spec.head_dim)
+        made = draw_kept(torch_random, shape, spec.dtype, spec.kv_dtype, 30.0 if draw.large else 1.0)
+        return kept(made, spec.kv_dtype)
 
     keys, values = [drawn(n) for n in lengths], [drawn(n) for n in lengths]
     counts = [-(-n // block_size) for n in lengths]

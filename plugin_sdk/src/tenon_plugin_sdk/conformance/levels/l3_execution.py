@@ -151,7 +151,7 @@ def _same_memory(subject: Subject, steps: tuple[MiniStep, MiniStep], random: np.
     shape = (len(blocks), 2, model.block_size, layout.num_kv_heads, layout.head_dim)
     from tenon_platforms.torch_dtypes import to_torch
 
-    canonical = torch.from_numpy(random.standard_normal(shape)).to(to_torch(layout.dtype))
+    canonical = torch.from_numpy(random.standard_normal(shape)).to(to_torch(layout.canonical_dtype))
     tokens = torch.from_numpy(random.integers(0, VOCAB, MAX_ROWS + 1).astype(np.int32))
     params = np.zeros((MAX_ROWS + 1, len(RowColumn)), dtype=np.int32)
     for column, value in ((RowColumn.TEMPERATURE, 0.9), (RowColumn.TOP_P, 1.0), (RowColumn.REPETITION, 1.0)):

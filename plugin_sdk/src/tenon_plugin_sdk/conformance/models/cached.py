@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenon_platforms.torch_dtypes import rounded_to
+from tenon_platforms.dtypes import DType
 
 from ..truth.equality import Reference, logits_of
+from ..truth.kept import kept
 
 NAME = "tenon_cached"
 SHAKEN = 2.0**-14  # relative: what float32 may do to a key and some, so that no fewer are rounded the other way
 SEED = 1
 
 
-def cached_reference(model: Any, kv: torch.dtype) -> Reference:
+def cached_reference(model: Any, kv: DType) -> Reference:
     """The reference over a cache of `kv`.
 
     narrow: what is rounded is off by `SHAKEN` first. A key that lies between two values of a coarse type goes to one or
@@ -29,14 +30,14 @@ def cached_reference(model: Any, kv: torch.dtype) -> Reference:
     return Reference(narrow=logits_of(narrow), wide=logits_of(wide))
 
 
-def _registered(kv: torch.dtype, shaken: float) -> str:
+def _registered(kv: DType, shaken: float) -> str:
     """The name under which Transformers knows such attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
     def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        k, v = (rounded_to(_off(part, shaken), kv).to(part.dtype) for part in (key, value))
+        k, v = (kept(_off(part, shaken), kv).to(part.dtype) for part in (key, value))
         return sdpa_attention_forward(module, query, k, v, *args, **kwargs)
 
     name = f"{NAME}_{kv}_{'shaken' if shaken else 'exact'}".replace(".", "_")

@@ -11,7 +11,7 @@ from torch import Tensor
 from tenon_platforms.batch import GQAInputs
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.rope_reference import rope_table
-from tenon_platforms.torch_dtypes import from_torch
+from tenon_platforms.torch_dtypes import from_torch, to_torch
 
 from ..buffers import Buffers
 from ..cases.paged import PagedDraw, make_batch, make_world
@@ -21,6 +21,7 @@ from ..registry import ConformanceError
 from ..subject import Subject
 from ..truth import layers
 from ..truth.attention import attend
+from ..truth.kept import kept, kept_within
 from ..truth.rounding import Bounded
 from .calling import call_rows
 from .case_file import RecordedCase
@@ -71,10 +72,10 @@ def qk_norm_rope_kv_write(subject: Subject, case: RecordedCase) -> None:
         buffers.check()
     mine = slots.long() - size
     turned = [_turned(part, spec, weight, positions, table) for part, weight in zip((q, k), norms, strict=True)]
-    kv_dtype = case.attention.kv_dtype
+    kv, canonical = case.attention.kv_dtype, backend.layout.canonical_dtype
     assert_close(found, turned[0], spec.dtype, what=f"q of {kernel.name}")
-    assert_close(stored[mine, 0], turned[1], kv_dtype, what=f"stored keys of {kernel.name}")
-    assert_close(stored[mine, 1], Bounded.exact(v), kv_dtype, what=f"stored values of {kernel.name}")
+    for place, (want, name) in enumerate(((turned[1], "keys"), (Bounded.exact(v), "values"))):
+        assert_close(stored[mine, place], kept_within(want, kv), canonical, what=f"stored {name} of {kernel.name}")
 
 
 def _turned(x: Tensor, spec: Any, weight: Tensor | None, positions: Tensor, table: Tensor | None) -> Bounded:
@@ -94,7 +95,8 @@ def attention(subject: Subject, case: RecordedCase) -> None:
     for row, (before, now) in enumerate(case.rows):
         context = case.inputs[f"context.{row}"]  # [blocks, 2, block_size, kv_heads, head_dim]
         flat = context.transpose(0, 1).flatten(1, 2)[:, : before + now]
-        world.keys[row], world.values[row] = flat[0], flat[1]
+        written = flat.to(to_torch(spec.dtype))
+        world.keys[row], world.values[row] = kept(written, spec.kv_dtype)
     query, sinks = case.inputs["query"], case.inputs.get("sinks")
     with subject.device.inference_context():
         cache = fill_cache(subject, backend, world)

@@ -17,17 +17,18 @@ from tenon_platforms.attention import AttentionBackend, AttentionKernel
 from tenon_platforms.batch import GQAInputs
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
-from tenon_platforms.torch_dtypes import rounded_to, to_torch
+from tenon_platforms.torch_dtypes import to_torch
 
 from ...buffers import Buffers
 from ...cases.draws import explore
 from ...cases.paged import PagedDraw, PagedWorld, drawn_steps, edge_steps, make_batch, make_world
 from ...cases.specs import claimed
-from ...compare import assert_close, assert_equal
+from ...compare import assert_close, assert_equal, assert_kept
 from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.attention import attend
+from ...truth.kept import draw_kept, kept
 
 NAN = float("nan")
 FAR_SLOTS = 40_000  # past 2^15
@@ -62,7 +63,7 @@ def fill_cache(subject: Subject, backend: AttentionBackend, world: PagedWorld) -
 def poison_blocks(subject: Subject, backend: AttentionBackend, cache: Any, blocks: list[int], block_size: int) -> None:
     """Fill whole blocks with NaN."""
     shape = (len(blocks), 2, block_size, backend.layout.num_kv_heads, backend.layout.head_dim)
-    canonical = torch.full(shape, NAN, dtype=to_torch(backend.layout.dtype))
+    canonical = torch.full(shape, NAN, dtype=to_torch(backend.layout.canonical_dtype))
     backend.import_blocks(cache, subject.to_device(_ints(blocks)), subject.to_device(canonical))
     subject.device.synchronize()
 
@@ -142,10 +143,9 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
     spec: AttentionSpec = case.value
     backend = backend_of(subject, spec)
     size, layout = block_size_of(backend), backend.layout
-    dtype = to_torch(layout.dtype)
     random = torch.Generator().manual_seed(profile.salted(11))
     shape = (8, 2, size, layout.num_kv_heads, layout.head_dim)
-    canonical = torch.randn(shape, generator=random).to(dtype)
+    canonical = kept(draw_kept(random, shape, DType.FLOAT32, layout.dtype), layout.dtype)
     with subject.device.inference_context():
         caches = backend.allocate(9, size, 2)
         _check_bytes(backend, caches, 9, size)
@@ -154,21 +154,19 @@ def kv_cache(subject: Subject, profile: Profile, case: Case) -> None:
         order = [3, 1, 8, 5, 7, 2, 4, 6]
         for cache in caches:
             backend.import_blocks(cache, subject.to_device(_ints(order)), subject.to_device(canonical))
-        assert_equal(read_blocks(subject, backend, caches[1], order), canonical, what="export after import")
+        held = read_blocks(subject, backend, caches[1], order)
+        assert_kept(held, canonical, layout.dtype, what="export after import")
         want = canonical[[order.index(block) for block in range(1, 9)]]
-        assert_equal(read_blocks(subject, backend, caches[0], list(range(1, 9))), want, what="blocks in order")
+        held = read_blocks(subject, backend, caches[0], list(range(1, 9)))
+        assert_kept(held, want, layout.dtype, what="blocks in order")
         backend.copy_blocks(caches, subject.to_device(_ints([3, 8])), subject.to_device(_ints([2, 5])))
         want[1], want[4] = want[2].clone(), want[7].clone()
         for layer, cache in enumerate(caches):
-            assert_equal(
-                read_blocks(subject, backend, cache, list(range(1, 9))), want, what=f"layer {layer} after copy_blocks"
-            )
-        _scatter(subject, backend, caches[0], want, size, random, to_torch(spec.dtype))
-        assert_equal(
-            read_blocks(subject, backend, caches[1], list(range(1, 9))),
-            want,
-            what="another layer's cache after write_kv",
-        )
+            held = read_blocks(subject, backend, cache, list(range(1, 9)))
+            assert_kept(held, want, layout.dtype, what=f"layer {layer} after copy_blocks")
+        _scatter(subject, backend, caches[0], want, size, random, spec.dtype)
+        held = read_blocks(subject, backend, caches[1], list(range(1, 9)))
+        assert_kept(held, want, layout.dtype, what="another layer's cache after write_kv")
         zeros = read_blocks(subject, backend, caches[0], [0])
         assert_equal(zeros, torch.zeros_like(zeros), what="the null block after writes elsewhere")
 
@@ -207,7 +205,6 @@ def far_slots(subject: Subject, profile: Profile, case: Case) -> None:
     last = FAR_SLOTS // size
     if profile.wide and subject.device.memory().free > 4 * FAR_BYTES:
         last = max(last, FAR_BYTES // layout.block_bytes(size))
-    dtype = to_torch(spec.dtype)
     random = torch.Generator().manual_seed(profile.salted(12))
     with subject.device.inference_context():
         (cache,) = backend.allocate(last + 1, size, 1)
@@ -215,11 +212,11 @@ def far_slots(subject: Subject, profile: Profile, case: Case) -> None:
         poison_blocks(subject, backend, cache, blocks, size)
         slots = [block * size + offset for block in blocks for offset in range(size)]
         shape = (len(slots), layout.num_kv_heads, layout.head_dim)
-        key, value = (torch.randn(shape, generator=random).to(dtype) for _ in range(2))
+        key, value = (draw_kept(random, shape, spec.dtype, layout.dtype) for _ in range(2))
         write(subject, backend, cache, key, value, _ints(slots))
-        want = rounded_to(torch.stack((key, value), dim=1), to_torch(layout.dtype)).unflatten(0, (len(blocks), size))
+        want = kept(torch.stack((key, value), dim=1), layout.dtype).unflatten(0, (len(blocks), size)).transpose(1, 2)
         found = read_blocks(subject, backend, cache, blocks)
-        assert_equal(found, want.transpose(1, 2), what=f"blocks {blocks} of a pool of {last + 1}")
+        assert_kept(found, want, layout.dtype, what=f"blocks {blocks} of a pool of {last + 1}")
 
 
 def _scatter(
@@ -229,21 +226,20 @@ def _scatter(
     held: Tensor,
     size: int,
     random: torch.Generator,
-    dtype: torch.dtype,
+    dtype: DType,
 ) -> None:
     """Write single tokens here and there: a block's first and last, neighbours, zero tokens."""
-    spec = backend.layout
+    layout = backend.layout
     expected = held.clone()
     for slots in ([size], [9 * size - 1, 2 * size - 1, 2 * size], [], list(range(4 * size, 6 * size))[::-1]):
-        key, value = (
-            torch.randn((len(slots), spec.num_kv_heads, spec.head_dim), generator=random).to(dtype) for _ in range(2)
-        )
+        shape = (len(slots), layout.num_kv_heads, layout.head_dim)
+        key, value = (draw_kept(random, shape, dtype, layout.dtype) for _ in range(2))
         write(subject, backend, cache, key, value, _ints(slots))
         for place, slot in enumerate(slots):
-            expected[slot // size - 1, 0, slot % size] = rounded_to(key[place], held.dtype)
-            expected[slot // size - 1, 1, slot % size] = rounded_to(value[place], held.dtype)
+            expected[slot // size - 1, 0, slot % size] = kept(key[place], layout.dtype)
+            expected[slot // size - 1, 1, slot % size] = kept(value[place], layout.dtype)
         found = read_blocks(subject, backend, cache, list(range(1, 9)))
-        assert_equal(found, expected, what=f"the cache after write_kv at slots {slots[:4]}")
+        assert_kept(found, expected, layout.dtype, what=f"the cache after write_kv at slots {slots[:4]}")
 
 
 def chunks(subject: Subject, profile: Profile, case: Case) -> None:
@@ -281,13 +277,14 @@ def attention_specs(dtypes: Iterable[DType], kv_dtypes: Iterable[DType]) -> list
             }
         others = [kv for kv in kv_dtypes if kv != dtype and kv in KV_TYPES]
         variants |= {f"kv-{kv}": replace(base, kv_dtype=kv) for kv in others}
-        if DType.FLOAT8_E4M3 in others:
-            variants["window-float8"] = replace(base, kv_dtype=DType.FLOAT8_E4M3, sliding_window=19, soft_cap=3.0)
+        for name, kv in (("window-float8", DType.FLOAT8_E4M3), ("window-int8", DType.INT8)):
+            if kv in others:
+                variants[name] = replace(base, kv_dtype=kv, sliding_window=19, soft_cap=3.0)
         cases += [Case(id=f"{dtype}-{name}", value=spec) for name, spec in variants.items()]
     return cases
 
 
-KV_TYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3)
+KV_TYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3, DType.INT8)
 
 
 def _specs(subject: Subject, profile: Profile) -> list[Case]:

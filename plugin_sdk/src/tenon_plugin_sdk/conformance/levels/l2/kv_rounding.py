@@ -1,7 +1,9 @@
-"""What a KV cache of float8_e4m3 holds of keys and values: to nearest even, saturated, NaN kept, whoever writes.
+"""What a KV cache of one byte holds of keys and values, whoever writes.
 
-A cast of its own makes NaN of what lies beyond on some devices, a minimum makes a number of NaN on others. Writing and
-importing are looked at here; the composite that ends in a KV write beside the others (`rows.py`).
+float8_e4m3: to nearest even, saturated, NaN kept. A cast of its own makes NaN of what lies beyond on some devices, a
+minimum makes a number of NaN on others. int8: half a step off at most, of a scale that is the head's own, and nothing
+of a head that is not finite. Writing and importing are looked at here; the composite that ends in a KV write beside the
+others (`rows.py`).
 """
 
 from __future__ import annotations
@@ -12,17 +14,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tenon_platforms.attention import AttentionBackend
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.torch_dtypes import to_torch
 
 from ...cases.specs import claimed
-from ...compare import assert_equal
+from ...compare import assert_close, assert_equal
 from ...profile import Profile
-from ...registry import Case, Check
+from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.float8 import codes, edges, held_of
-from .attention import backend_of, block_size_of, read_blocks, write
+from ...truth.kept import ONE_BYTE, kept_within
+from ...truth.rounding import Bounded
+from .attention import NAN, backend_of, block_size_of, read_blocks, write
+
+INFINITY = float("inf")
 
 SPEC = AttentionSpec(
     num_heads=4,
@@ -37,9 +44,20 @@ SPEC = AttentionSpec(
 def kv_rounding(subject: Subject, profile: Profile, case: Case) -> None:
     spec: AttentionSpec = case.value
     backend = backend_of(subject, spec)
-    size = block_size_of(backend)
-    given = _tokens(spec, size)  # [blocks, 2, block_size, kv heads, dim]
-    want, count = held_of(given), len(given)
+    if spec.kv_dtype is DType.INT8:
+        given = _heads(spec, block_size_of(backend), profile.salted(13))
+        for found, what in _held(subject, backend, given):
+            _check_heads(found, given, what)
+        return
+    given = _tokens(spec, block_size_of(backend))
+    for found, what in _held(subject, backend, given):
+        what = f"codes of float8_e4m3 after {what} of every value, tie, and what is beyond"
+        assert_equal(codes(found), held_of(given), what=what)
+
+
+def _held(subject: Subject, backend: AttentionBackend, given: Tensor) -> Iterator[tuple[Tensor, str]]:
+    """What comes back of blocks, host [n, 2, block_size, kv heads, dim], that were written, and that were imported."""
+    count, size = len(given), given.shape[2]
     blocks = list(range(1, count + 1))
     lines = given.transpose(1, 2).flatten(0, 1)  # [tokens, 2, kv heads, dim]
     with subject.device.inference_context():
@@ -48,15 +66,41 @@ def kv_rounding(subject: Subject, profile: Profile, case: Case) -> None:
         write(subject, backend, written, lines[:, 0], lines[:, 1], slots)
         where = subject.to_device(torch.tensor(blocks, dtype=torch.int32))
         backend.import_blocks(brought, where, subject.to_device(given))
-        for cache, what in ((written, "write_kv"), (brought, f"import_blocks of {spec.dtype}")):
-            found = read_blocks(subject, backend, cache, blocks)
-            assert_equal(
-                codes(found), want, what=f"codes of float8_e4m3 after {what} of every value, tie, and what is beyond"
-            )
+        for cache, what in ((written, "write_kv"), (brought, f"import_blocks of {given.dtype}")):
+            yield read_blocks(subject, backend, cache, blocks), what
+
+
+def _heads(spec: AttentionSpec, size: int, seed: int) -> Tensor:
+    """Heads of every size in one block: noise, one value, one that stands out, zeros, and some that are not finite."""
+    random = torch.Generator().manual_seed(seed)
+    shape = (4, 2, size, spec.num_kv_heads, spec.head_dim)
+    power = 7 if spec.dtype is DType.FLOAT16 else 30  # 2^-14 is its least normal value
+    made = torch.randn(shape, generator=random) * 2.0 ** torch.randint(
+        -power, power, (*shape[:-1], 1), generator=random
+    )
+    flat = made.view(-1, spec.head_dim)  # fewer kinds than a block has tokens' heads, and in every block
+    kind = torch.randint(0, 8, (len(flat),), generator=random)
+    flat[kind == 0] = flat[kind == 0, :1].expand(-1, spec.head_dim)
+    flat[kind == 1, 1:] *= 2**-9
+    flat[kind == 2] = 0
+    for place, odd in enumerate((NAN, INFINITY, -INFINITY)):
+        flat[(kind == 3) & (torch.arange(len(flat)) % 3 == place), -1] = odd
+    return made.to(to_torch(spec.dtype))
+
+
+def _check_heads(found: Tensor, given: Tensor, what: str) -> None:
+    whole = given.isfinite().all(dim=-1, keepdim=True)
+    want = kept_within(Bounded.exact(given.masked_fill(~whole, 0)), DType.INT8)
+    assert_close(found, want, DType.FLOAT32, what=f"heads of int8 after {what}", valid=whole)
+    if not bool((found.isnan() | whole).all()):
+        raise ConformanceError(
+            f"after {what} a head with a value that is not finite reads as numbers: its scale must be none, so that"
+            " what is not finite is seen and not answered"
+        )
 
 
 def _tokens(spec: AttentionSpec, size: int) -> Tensor:
-    """Every edge as a key and as a value, in whole blocks."""
+    """Every edge of float8_e4m3 as a key and as a value, in whole blocks: [blocks, 2, block_size, kv heads, dim]."""
     some = edges().to(to_torch(spec.dtype))
     block = size * spec.num_kv_heads * spec.head_dim
     keys = some.repeat(-(-block // len(some)) + 1)
@@ -65,9 +109,10 @@ def _tokens(spec: AttentionSpec, size: int) -> Tensor:
 
 
 def _cases(subject: Subject, profile: Profile) -> Iterator[Case]:
-    if DType.FLOAT8_E4M3 in subject.capabilities.kv_dtypes:
-        for dtype in claimed(subject.capabilities):
-            yield Case(id=f"{dtype}-float8_e4m3", value=replace(SPEC, dtype=dtype))
+    for kv in ONE_BYTE:
+        if kv in subject.capabilities.kv_dtypes:
+            for dtype in claimed(subject.capabilities):
+                yield Case(id=f"{dtype}-{kv}", value=replace(SPEC, dtype=dtype, kv_dtype=kv))
 
 
 CHECKS = (

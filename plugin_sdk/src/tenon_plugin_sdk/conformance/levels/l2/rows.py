@@ -27,6 +27,7 @@ from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.float8 import codes, held_of
+from ...truth.kept import ONE_BYTE, kept_within
 from ...truth.rounding import Bounded
 from .attention import backend_of, block_size_of, poison_blocks, read_blocks
 from .rowwise import positions_of
@@ -194,11 +195,11 @@ def qk_norm_rope_kv_write(subject: Subject, profile: Profile, case: Case) -> Non
         assert_close(found, q, spec.dtype, what=f"q of {kernel.name}", valid=healthy)
         flat = stored.transpose(1, 2).flatten(0, 1)  # [slots, 2, kv heads, dim]
         mine = slots.long() - size
-        kept = attention.kv_dtype
-        assert_close(flat[mine, 0], k, kept, what=f"stored keys of {kernel.name}", valid=healthy)
-        v = Bounded.exact(parts[2])
-        assert_close(flat[mine, 1], v, kept, what=f"stored values of {kernel.name}", valid=healthy)
-        if kept is DType.FLOAT8_E4M3:  # of which each has one right code, and the bound above allows its neighbours
+        kv, canonical = attention.kv_dtype, backend.layout.canonical_dtype
+        for place, (want, name) in enumerate(((k, "keys"), (Bounded.exact(parts[2]), "values"))):
+            within, what = kept_within(want, kv), f"stored {name} of {kernel.name}"
+            assert_close(flat[mine, place], within, canonical, what=what, valid=healthy)
+        if kv is DType.FLOAT8_E4M3:  # of which each has one right code, and the bound above allows its neighbours
             assert_equal(codes(flat[mine, 1]), held_of(parts[2]), what=f"codes of values stored by {kernel.name}")
         others = torch.ones(len(flat), dtype=torch.bool)
         others[mine] = False
@@ -232,9 +233,9 @@ def _writes(subject: Subject, profile: Profile) -> list[Case]:
         )
         if spec.dtype in subject.capabilities.kv_dtypes:
             cases.append(Case(id=case.id, value=(spec, attention)))
-        if DType.FLOAT8_E4M3 in subject.capabilities.kv_dtypes and case.id.endswith("-normed"):
-            kept = replace(attention, kv_dtype=DType.FLOAT8_E4M3)
-            cases.append(Case(id=f"{case.id}-float8_e4m3", value=(spec, kept)))
+        for kv in ONE_BYTE:
+            if kv in subject.capabilities.kv_dtypes and case.id.endswith("-normed"):
+                cases.append(Case(id=f"{case.id}-{kv}", value=(spec, replace(attention, kv_dtype=kv))))
     return cases
 
 

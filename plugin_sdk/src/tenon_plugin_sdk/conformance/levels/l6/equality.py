@@ -22,6 +22,7 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.equality import Reference, assert_wide, hf_reference, logits_of
+from ...truth.kept import ONE_BYTE
 from ..l2.running import HALF_EPS
 from .comparing import LENGTHS, generate, needs_float32, same_tokens
 
@@ -62,7 +63,7 @@ def kv_types(subject: Subject, profile: Profile, case: Case) -> None:
     needs_float32(subject)
     kv: DType = case.value
     model = ModelStore.of(subject).tiny("llama", profile.seed)
-    reference, prompts = cached_reference(model.model, to_torch(kv)), prompts_of((1, 9, 40, 90), seed=profile.seed)
+    reference, prompts = cached_reference(model.model, kv), prompts_of((1, 9, 40, 90), seed=profile.seed)
     for flat in ({}, {"max_num_batched_tokens": 16}):
         found = generate(subject, model.path, prompts, kv_cache_dtype=kv.value, **flat)
         same_tokens(found, reference, prompts, f"llama over a cache in {kv}, {flat or 'whole'}")
@@ -121,8 +122,7 @@ def _dtypes(subject: Subject, profile: Profile) -> Iterable[Case]:
 
 
 def _kv_types(subject: Subject, profile: Profile) -> Iterable[Case]:
-    kv = DType.FLOAT8_E4M3
-    return [Case(id=kv.value, value=kv)] if kv in subject.capabilities.kv_dtypes else []
+    return [Case(id=kv.value, value=kv) for kv in ONE_BYTE if kv in subject.capabilities.kv_dtypes]
 
 
 CHECKS = (
