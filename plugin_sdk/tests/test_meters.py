@@ -77,6 +77,20 @@ def test_bytes_that_c_code_keeps() -> None:
     assert found["bytes of malloc's heap"] == pytest.approx(4112, rel=0.02)
 
 
+@pytest.mark.skipif(heap_bytes() is None, reason="this C library does not tell what is held of malloc")
+def test_pieces_that_malloc_keeps_back_are_no_growth() -> None:
+    c = ctypes.CDLL(None)
+    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    sizes = iter(range(536, 1033, 16))
+
+    def work() -> None:
+        size = next(sizes)  # freed for the first time
+        for one in [c.malloc(size) for _ in range(5)]:
+            c.free(one)
+
+    assert "bytes of malloc's heap" not in samples_of(work)
+
+
 def test_the_line_that_keeps_is_named() -> None:
     kept: list[Any] = []
 

@@ -20,7 +20,7 @@ from .memory import BLOCKS, read_meters, tidy
 SEGMENTS = 5
 OBJECTS = "objects of "  # begins the names that are types
 ARRAYS = f"{OBJECTS}array.array"
-# growth a step that is no leak: pages are touched late, and malloc's caches of threads keep a few bytes back
+# growth a step that is no leak: pages are touched late, and malloc's caches of other threads keep a few bytes back
 LEAST = {"resident bytes": 256.0, "bytes of malloc's heap": 4.0, BLOCKS: 0.02}
 
 

@@ -20,7 +20,7 @@ NEW_TOKENS = 12
 WARM_ROUNDS = 3
 MOST_WARM_ROUNDS = 6
 LEAST_ROUNDS = 10  # two for every segment
-SOAKS = 2  # a leak grows in all of them
+SOAKS = 3  # a leak grows in all of them
 RESTARTS = 5
 # what a start and shutdown may leave: a reader of checkpoints forgets two numbers for every tensor it read
 LEAST_A_START = {"resident bytes": 200_000.0, "bytes of malloc's heap": 4096.0, BLOCKS: 200.0}
