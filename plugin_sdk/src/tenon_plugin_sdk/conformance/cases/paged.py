@@ -25,7 +25,7 @@ from tenon_platforms.shapes import ShapeKey
 
 from ..profile import Profile
 from ..subject import Subject
-from ..truth.kept import draw_kept, kept
+from .kept import draw_kept, kept
 
 SPARE_BLOCKS = 5
 SPARE_ROWS = 3

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tenon_platforms.dtypes import DType
 
+from ..cases.kept import kept
 from ..truth.equality import Reference, logits_of
-from ..truth.kept import kept
 
 NAME = "tenon_cached"
 SHAKEN = 2.0**-14  # relative: what float32 may do to a key and some, so that no fewer are rounded the other way

@@ -14,6 +14,7 @@ from tenon_platforms.ops.rope_reference import rope_table
 from tenon_platforms.torch_dtypes import from_torch, to_torch
 
 from ..buffers import Buffers
+from ..cases.kept import kept
 from ..cases.paged import PagedDraw, make_batch, make_world
 from ..compare import assert_close
 from ..levels.l2.attention import backend_of, block_size_of, fill_cache, poison_blocks, read_blocks
@@ -21,7 +22,7 @@ from ..registry import ConformanceError
 from ..subject import Subject
 from ..truth import layers
 from ..truth.attention import attend
-from ..truth.kept import kept, kept_within
+from ..truth.kept import kept_within
 from ..truth.rounding import Bounded
 from .calling import call_rows
 from .case_file import RecordedCase

@@ -21,6 +21,7 @@ from tenon_platforms.torch_dtypes import to_torch
 
 from ...buffers import Buffers
 from ...cases.draws import explore
+from ...cases.kept import draw_kept, kept
 from ...cases.paged import PagedDraw, PagedWorld, drawn_steps, edge_steps, make_batch, make_world
 from ...cases.specs import claimed
 from ...compare import assert_close, assert_equal, assert_kept
@@ -28,7 +29,6 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.attention import attend
-from ...truth.kept import draw_kept, kept
 
 NAN = float("nan")
 FAR_SLOTS = 40_000  # past 2^15

@@ -19,13 +19,14 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.torch_dtypes import to_torch
 
+from ...cases.kept import ONE_BYTE
 from ...cases.specs import claimed
 from ...compare import assert_close, assert_equal
 from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.float8 import codes, edges, held_of
-from ...truth.kept import ONE_BYTE, kept_within
+from ...truth.kept import kept_within
 from ...truth.rounding import Bounded
 from .attention import NAN, backend_of, block_size_of, read_blocks, write
 

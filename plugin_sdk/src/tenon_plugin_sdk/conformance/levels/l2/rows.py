@@ -20,6 +20,7 @@ from tenon_platforms.torch_dtypes import to_torch
 from ...buffers import Buffers
 from ...cases import specs
 from ...cases.draws import RowsDraw, edge_draws, explore, row_draws, values
+from ...cases.kept import ONE_BYTE
 from ...cases.weights import generator
 from ...compare import assert_close, assert_equal
 from ...profile import Profile
@@ -27,7 +28,7 @@ from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.float8 import codes, held_of
-from ...truth.kept import ONE_BYTE, kept_within
+from ...truth.kept import kept_within
 from ...truth.rounding import Bounded
 from .attention import backend_of, block_size_of, poison_blocks, read_blocks
 from .rowwise import positions_of

@@ -13,6 +13,7 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import TenonError
 from tenon_platforms.torch_dtypes import to_torch
 
+from ...cases.kept import ONE_BYTE
 from ...engines import prompts_of, running
 from ...models.cached import cached_reference
 from ...models.gguf_files import load_reference, make_folder, save_meant, write_gguf
@@ -22,7 +23,6 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.equality import Reference, assert_wide, hf_reference, logits_of
-from ...truth.kept import ONE_BYTE
 from ..l2.running import HALF_EPS
 from .comparing import LENGTHS, generate, needs_float32, same_tokens
 
