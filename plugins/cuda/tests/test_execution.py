@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenon_cuda import compiling
+from tenon_cuda import compiling, graphs
 from tenon_cuda.execution import LARGE_MEMORY, TYPICAL_TOKENS, CUDAExecution, decode_rows, prompt_sizes
 from tenon_cuda.graphs import CaptureExecutable
 from tenon_cuda.options import CUDAOptions
@@ -273,6 +274,30 @@ def test_what_cannot_be_recorded_goes_on_eagerly(recorder: Any, caplog: pytest.L
     recorder.error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(torch.AcceleratorError):
         executable.run(key_of(8), "x")
+
+
+def test_graphs_of_modes_that_clients_choose_are_bounded(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_OTHER_GRAPHS", 3)
+    executable = CaptureExecutable(Step(), name="step", recorder=recorder)
+
+    def served(num_logprobs: int) -> list[str]:
+        key = replace(key_of(), mode=SamplingMode(num_logprobs=num_logprobs))
+        begin = len(recorder.log)
+        executable.run(key, "x")
+        executable.run(key, "x")
+        return recorder.log[begin:]
+
+    with caplog.at_level(logging.WARNING):
+        assert [served(k) for k in range(5)] == [*[["record", "replay"]] * 3, [], []]
+    assert len(caplog.records) == 1
+    assert "3 graphs" in caplog.text
+    assert served(0) == ["replay", "replay"]  # what is there stays
+    executable.run(key_of(8), "x")  # and plain sizes are not counted
+    assert recorder.log[-1] == "record"
+    executable.release()
+    assert served(7) == ["record", "replay"]
 
 
 def test_release_gives_every_graph_back_and_forgets(recorder: Any) -> None:

@@ -7,6 +7,9 @@ one memory pool, which is safe because they run one after the other on one strea
 A key that was not prepared runs eagerly the first time, which is a real step, and is recorded right after: recording
 launches nothing. A tensor that comes of it (*forward*'s logits, which *sample* is then recorded with) is given from the
 graph's own buffer already. Where recording fails, the key goes on running eagerly and a warning says why.
+
+Greedy and plain sampling have as many keys as the lattice has sizes. Every other mode has as many again, and a client
+chooses among hundreds of modes: only so many of their graphs are kept, and what comes later runs eagerly.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ import torch
 
 from tenon_platforms.device import Fault
 from tenon_platforms.execution import Executable, ExecutableKind
-from tenon_platforms.shapes import ShapeKey
+from tenon_platforms.shapes import GREEDY, SamplingMode, ShapeKey
 
 from .compiling import Ahead
 from .faults import classify
 
 LOG = logging.getLogger(__name__)
+PLAIN_MODES = (GREEDY, SamplingMode(noise=True))
+MOST_OTHER_GRAPHS = 256  # of other modes, of one executable
 
 
 class Graph(Protocol):
@@ -124,6 +129,7 @@ class CaptureExecutable(Executable):
         self._recorder = recorder
         self._captured: dict[ShapeKey, tuple[Graph, Any]] = {}
         self._refused: set[ShapeKey] = set()  # keys whose recording failed
+        self._num_others = 0  # graphs of other modes than the plain ones
         self._last: tuple[ShapeKey, Callable[[], None], Any] | None = None  # steady steps bring the same key object
         self.num_captures = 0
         self.fingerprint = f"cuda-graph:{name}"
@@ -155,7 +161,7 @@ class CaptureExecutable(Executable):
         found = self._captured.get(key) if key.static else None
         if found is None:
             outputs = self._fn(inputs)
-            if key.static and key not in self._refused:
+            if key.static and key not in self._refused and self._has_room(key):
                 self._record(key, inputs)
                 found = self._captured.get(key)
             if found is not None and isinstance(outputs, torch.Tensor):
@@ -170,8 +176,12 @@ class CaptureExecutable(Executable):
         self._last = None
         captured, self._captured = self._captured, {}
         self._refused.clear()
+        self._num_others = 0
         for graph, _ in captured.values():
             self._recorder.forget(graph)
+
+    def _has_room(self, key: ShapeKey) -> bool:
+        return key.mode in PLAIN_MODES or self._num_others < MOST_OTHER_GRAPHS
 
     def _record(self, key: ShapeKey, inputs: Any) -> None:
         try:
@@ -185,6 +195,15 @@ class CaptureExecutable(Executable):
             return
         self.num_captures += 1
         LOG.debug("recorded %s at %s", self._name, key)
+        if key.mode not in PLAIN_MODES:
+            self._num_others += 1
+            if self._num_others == MOST_OTHER_GRAPHS:
+                LOG.warning(
+                    "%s: %d graphs of steps with filters, penalties, log-probabilities and the like are kept; further"
+                    " such steps of other sizes run eagerly",
+                    self._name,
+                    MOST_OTHER_GRAPHS,
+                )
 
 
 @contextmanager
