@@ -72,6 +72,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "0.6b": (QWEN_06B, {"max_num_seqs": 256}),
     "small steps": (SMALL_STEPS, {"max_num_seqs": 100, "max_num_batched_tokens": 2048}),
 }
+LOGPROBS = (0, 1, 5, 16, 20)  # the chosen token's, and so many of the best
 SAMPLING = ({}, {"temperature": 0.6}, {"temperature": 0.6, "top_p": 0.9})
 
 
@@ -316,6 +317,8 @@ def main() -> None:
         load = Load(assembled.engine, config["vocab_size"])
         for sampling in SAMPLING:
             serve_all(load, flags["max_num_seqs"], **sampling)
+        for count in LOGPROBS:
+            load.serve([[(30, 3)], [(100, 3), (7, 2)]], logprobs=count)
         counted = assembled.engine.stats().num_compiles_after_ready
         assembled.engine.shutdown()
     print(json.dumps({"ready": ready, "late": compiler.kernels[ready:], "mixed": len(set(mixed)), "counted": counted}))

@@ -58,7 +58,10 @@ def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     captured = [(key.tokens, key.rows) for key in keys if key.static and not key.is_decode]
     assert captured == [(1024, 64), (1024, 16), (1024, 4), (1024, 1), (16, 1), (16, 4)]
     assert all(policy.key(key) == key for key in keys if key.static)
-    assert [(key.rows, key.mode.filters) for key in keys if key.is_decode] == [(64, True), (1, True)]
+    assert [(key.rows, key.mode.filters, key.mode.num_logprobs) for key in keys if key.is_decode] == [
+        (64, True, 0),
+        (1, True, 0),
+    ]
     assert not set(keys) & set(policy.eager_keys())
 
 

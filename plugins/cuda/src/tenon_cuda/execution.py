@@ -5,12 +5,12 @@
               rows     1 4 16 64 128 256 512 max_rows         1: one prompt and nothing else; at most one a token
     mode      greedy and plain sampling; any other when a batch first needs it
 
-At the start what decodes, prompts and filtered sampling launch is compiled, many kernels at a time; the powers of two,
-the largest size and one prompt are recorded, the others when a step first needs them: a recording takes some hundredths
-of a second, and all of them would be most of a start. A row of padding reads one block and costs next to nothing; a
-token of padding is computed, which a step this small has time for: the host launches it in tens of milliseconds and the
-device is done in a few. A step of a captured key is one packed copy and one replay: forward, sampling and the rows'
-update lie in one graph.
+At the start what decodes, prompts, filtered sampling and log-probabilities launch is compiled, many kernels at a time;
+the powers of two, the largest size and one prompt are recorded, the others when a step first needs them: a recording
+takes some hundredths of a second, and all of them would be most of a start. A row of padding reads one block and costs
+next to nothing; a token of padding is computed, which a step this small has time for: the host launches it in tens of
+milliseconds and the device is done in a few. A step of a captured key is one packed copy and one replay: forward,
+sampling and the rows' update lie in one graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768)
 COARSE_TOKENS = 256  # from one size to the next beyond those
 PROMPT_ROWS = (1, 4, 16, 64, 128, 256, 512)
 FIRST_PROMPT = 128  # tokens of the one that is recorded at the start
-FILTERED = SamplingMode(noise=True, filters=True)
+FILTERED = SamplingMode(noise=True, filters=True, num_logprobs=0)  # whose kernels are those of any number
 ROW_STEPS = ((64, 8), (128, 16), (512, 32), (1024, 64), (1 << 30, 128))  # (up to, step)
 
 
@@ -63,7 +63,7 @@ class CaptureLattice(LatticeShapes):
         return (key for key in LatticeShapes.eager_keys(self) if not self._is_first(key))
 
     def typical_keys(self) -> Iterator[ShapeKey]:
-        """Prompts of the sizes at which some kernel takes another way, eager and captured, and filtered sampling."""
+        """Prompts of the sizes at which some kernel takes another way, eager and captured; filters, logprobs."""
         for tokens in dict.fromkeys((self.limits.max_tokens, *TYPICAL_TOKENS)):
             if tokens <= self.limits.max_tokens:
                 yield ShapeKey(tokens=tokens, rows=1, logits=1, max_query=tokens, blocks=0)

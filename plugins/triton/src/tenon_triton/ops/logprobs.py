@@ -20,7 +20,7 @@ MOST = 32
 NO_ID: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _parts(
     logits,
     tokens,
@@ -31,8 +31,8 @@ def _parts(
     top_ids,
     vocab,
     row_stride,
+    k,
     PARTS: tl.constexpr,
-    K: tl.constexpr,
     PART: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -47,15 +47,15 @@ def _parts(
     tl.store(sums + place, tl.sum(tl.where(x > float("-inf"), tl.exp(x - most), 0.0), axis=0))
     tl.store(better + place, tl.sum((inside & (x > chosen)).to(tl.int32), axis=0))
     left = inside
-    for index in range(K):
+    for index in range(k):
         value = tl.max(tl.where(left, x, float("-inf")), axis=0)
         which = tl.min(tl.where(left & (x == value), ids, NO_ID), axis=0)
-        tl.store(top + place * K + index, value)
-        tl.store(top_ids + place * K + index, which)
+        tl.store(top + place * k + index, value)
+        tl.store(top_ids + place * k + index, which)
         left = left & (ids != which)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _join(
     logits,
     tokens,
@@ -69,8 +69,8 @@ def _join(
     ids_out,
     values_out,
     row_stride,
+    k,
     PARTS: tl.constexpr,
-    K: tl.constexpr,
     WIDTH: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
@@ -85,17 +85,17 @@ def _join(
     chosen = tl.load(logits + row * row_stride + tl.load(tokens + row)).to(tl.float32)
     tl.store(chosen_out + row, chosen - norm)
     tl.store(rank_out + row, tl.sum(tl.load(better + row * PARTS + part, mask=there, other=0), axis=0) + 1)
-    if K > 0:
+    if k > 0:
         lane = tl.arange(0, CANDIDATES)
-        held = lane < PARTS * K
-        x = tl.load(top + row * (PARTS * K) + lane, mask=held, other=float("-inf"))
-        ids = tl.load(top_ids + row * (PARTS * K) + lane, mask=held, other=NO_ID)
+        held = lane < PARTS * k
+        x = tl.load(top + row * (PARTS * k) + lane, mask=held, other=float("-inf"))
+        ids = tl.load(top_ids + row * (PARTS * k) + lane, mask=held, other=NO_ID)
         left = held & (ids < NO_ID)
-        for index in range(K):
+        for index in range(k):
             value = tl.max(tl.where(left, x, float("-inf")), axis=0)
             which = tl.min(tl.where(left & (x == value), ids, NO_ID), axis=0)
-            tl.store(values_out + row * K + index, value - norm)
-            tl.store(ids_out + row * K + index, which)
+            tl.store(values_out + row * k + index, value - norm)
+            tl.store(ids_out + row * k + index, which)
             left = left & (ids != which)
 
 
@@ -117,7 +117,7 @@ def token_logprobs(spec: TokenLogprobsSpec) -> Kernel:
             held = (room(rows, parts), room(rows, parts), room(rows, parts, dtype=torch.int32))
             best = (room(rows, parts, count), room(rows, parts, count, dtype=torch.int32))
             _parts[(rows, parts)](
-                logits, tokens, *held, *best, vocab, logits.stride(0), PARTS=parts, K=count, PART=PART, num_warps=4
+                logits, tokens, *held, *best, vocab, logits.stride(0), count, PARTS=parts, PART=PART, num_warps=4
             )
             _join[(rows,)](
                 logits,
@@ -129,10 +129,10 @@ def token_logprobs(spec: TokenLogprobsSpec) -> Kernel:
                 top_ids,
                 top,
                 logits.stride(0),
+                count,
                 PARTS=parts,
-                K=count,
                 WIDTH=triton.next_power_of_2(parts),
-                CANDIDATES=triton.next_power_of_2(max(parts * count, 1)),
+                CANDIDATES=triton.next_power_of_2(parts * MOST),
                 num_warps=4,
             )
         if k > count:
