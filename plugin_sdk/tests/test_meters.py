@@ -11,7 +11,7 @@ import pytest
 
 from tenon_platforms.device import Device, MemoryInfo
 from tenon_plugin_sdk.conformance.meters.leaks import MemorySamples, grown
-from tenon_plugin_sdk.conformance.meters.memory import heap_bytes, is_host_memory, settled
+from tenon_plugin_sdk.conformance.meters.memory import heap_bytes, is_host_memory, read_meters, settled
 from tenon_plugin_sdk.conformance.meters.origins import left_behind, untracked_growth
 
 pytestmark = pytest.mark.unit
@@ -116,13 +116,17 @@ def test_types_that_come_later_are_no_leak_of_the_samples() -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Measuring(Device):
-    """A device with a measurement of its own."""
+    """A device that tidies up before it measures, as the contract's default does or by itself."""
+
+    budget: int = 0
 
     def memory(self) -> MemoryInfo:
-        return MemoryInfo(free=1, total=2, peak=1)
+        return MemoryInfo(free=1, total=self.budget, peak=1) if self.budget else Device.memory(self)
 
 
-def test_a_device_in_the_hosts_memory_may_measure_it_itself() -> None:
+def test_a_device_in_the_hosts_memory_says_so() -> None:
     assert is_host_memory(Device())
-    assert is_host_memory(Measuring(shares_host_memory=True))
-    assert not is_host_memory(Measuring())
+    assert is_host_memory(Measuring())
+    assert not is_host_memory(Measuring(budget=2, shares_host_memory=True))
+    assert "bytes of the device" in read_meters(Measuring(budget=2))
+    assert "bytes of the device" not in read_meters(Measuring())

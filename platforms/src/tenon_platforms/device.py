@@ -50,11 +50,16 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInfo:
-    """Bytes. free and total of the device; peak: most that this process used since `reset_peak`."""
+    """Bytes. free and total of the device; peak: most that this process used since `reset_peak`.
+
+    is_host: this is the host's own memory, which every process takes from: what is free is no measure of this one, and
+    nobody fills it to see what happens.
+    """
 
     free: int
     total: int
     peak: int
+    is_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,7 @@ class Device:
     def memory(self) -> MemoryInfo:
         """Current memory of the device."""
         free, total = _host_memory()
-        return MemoryInfo(free=free, total=total, peak=_host_peak())
+        return MemoryInfo(free=free, total=total, peak=_host_peak(), is_host=True)
 
     def reset_peak(self) -> None:
         """Start a new peak."""

@@ -101,6 +101,20 @@ class ScaleOfHalf(Coded):
         return super().scale_of(x).half().float()
 
 
+class ScaleOfBfloat16(Coded):
+    """With eight bits, of which codes are made too."""
+
+    def scale_of(self, x: Tensor) -> Tensor:
+        return super().scale_of(x).bfloat16().float()
+
+
+class ScaleOfSixteen(Coded):
+    """Of a head's first sixteen values, which a tiny model has no more of."""
+
+    def scale_of(self, x: Tensor) -> Tensor:
+        return super().scale_of(x[..., :16])
+
+
 class NoNumberIsZero(Coded):
     """A head that is not finite is coded as if it were zero."""
 
@@ -162,6 +176,8 @@ def register(to: Registry) -> None:
         ("int8-cut-off", coding, "codes rounded towards zero", CodesCutOff),
         ("int8-token-scale", coding, "one scale for all heads of a token", OneScaleForAToken),
         ("int8-half-scale", coding, "scales kept in float16", ScaleOfHalf),
+        ("int8-bfloat16-scale", coding, "scales kept in bfloat16", ScaleOfBfloat16),
+        ("int8-scale-of-16", f"{coding}-head-80", "a scale of a head's first sixteen values", ScaleOfSixteen),
         ("int8-nan-lost", coding, "a head that is not finite becomes zeros", NoNumberIsZero),
         ("int8-import", copying, "imported blocks keep the scales that were there", ImportsBits),
         ("int8-copied-codes", copying, "a copied block keeps its scales", CopiesCodesOnly),

@@ -59,7 +59,7 @@ def test_typical_steps_are_prompts_of_every_way_and_filtered_sampling() -> None:
     assert captured == [(1024, 64), (1024, 16), (1024, 4), (1024, 1), (16, 1), (16, 4)]
     assert all(policy.key(key) == key for key in keys if key.static)
     assert [(key.rows, key.mode.filters, key.mode.num_logprobs) for key in keys if key.is_decode] == [
-        (64, True, 0),
+        (64, True, 20),
         (1, True, 0),
     ]
     assert not set(keys) & set(policy.eager_keys())
@@ -297,8 +297,9 @@ def test_graphs_of_modes_that_clients_choose_are_bounded(
     assert len(caplog.records) == 1
     assert "3 graphs" in caplog.text
     assert served(0) == ["replay", "replay"]  # what is there stays
-    executable.run(key_of(8), "x")  # and plain sizes are not counted
-    assert recorder.log[-1] == "record"
+    for mode in (SamplingMode(), SamplingMode(noise=True, filters=True)):  # what most ask for is not counted
+        executable.run(replace(key_of(8), mode=mode), "x")
+        assert recorder.log[-1] == "record"
     executable.release()
     assert served(7) == ["record", "replay"]
 

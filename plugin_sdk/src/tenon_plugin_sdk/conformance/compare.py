@@ -15,7 +15,7 @@ from tenon_platforms.dtypes import DType
 from tenon_platforms.torch_dtypes import to_torch
 
 from .registry import ConformanceError
-from .truth.kept import SCALE_ULPS
+from .truth.int8_heads import SCALE_ULPS
 from .truth.rounding import U32, Bounded, largest, tiny, unit
 
 

@@ -3,7 +3,7 @@
     decodes   rows     1 2 4 8 16 24 ... 64 | 80 ... 128 | 160 ... 512 | 576 ... 1024 | 1152 ...   a captured size each
     prompts   tokens   16 32 64 128 256 384 512 768 1024      those of decodes in the same step included
               rows     1 4 16 64 128 256 512 max_rows         1: one prompt and nothing else; at most one a token
-    mode      greedy and plain sampling; any other when a batch first needs it
+    mode      greedy and plain sampling; any other when a batch first needs it, of rare ones a bounded number
 
 At the start what decodes, prompts, filtered sampling and log-probabilities launch is compiled, many kernels at a time;
 the powers of two, the largest size and one prompt are recorded, the others when a step first needs them: a recording
@@ -39,7 +39,9 @@ PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768)
 COARSE_TOKENS = 256  # from one size to the next beyond those
 PROMPT_ROWS = (1, 4, 16, 64, 128, 256, 512)
 FIRST_PROMPT = 128  # tokens of the one that is recorded at the start
-FILTERED = SamplingMode(noise=True, filters=True, num_logprobs=0)  # whose kernels are those of any number
+# filtered sampling, and log-probabilities by either pair of kernels
+FEW_LOGPROBS = SamplingMode(noise=True, filters=True, num_logprobs=0)
+MANY_LOGPROBS = SamplingMode(noise=True, filters=True, num_logprobs=20)
 ROW_STEPS = ((64, 8), (128, 16), (512, 32), (1024, 64), (1 << 30, 128))  # (up to, step)
 
 
@@ -70,8 +72,8 @@ class CaptureLattice(LatticeShapes):
         longest = [size for size in reversed(self.prefill) if size[0] == self.prefill[-1][0]]
         for tokens, rows in dict.fromkeys((*longest, *self.prefill[:2])):
             yield ShapeKey(tokens=tokens, rows=rows, logits=rows, max_query=tokens, blocks=0, static=True)
-        for rows in dict.fromkeys((self.decode_rows[-1], self.decode_rows[0])):
-            yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=FILTERED, static=True)
+        for rows, mode in {self.decode_rows[-1]: MANY_LOGPROBS, self.decode_rows[0]: FEW_LOGPROBS}.items():
+            yield ShapeKey(tokens=rows, rows=rows, logits=rows, max_query=1, blocks=0, mode=mode, static=True)
 
     def _is_first(self, key: ShapeKey) -> bool:
         if not key.is_decode:

@@ -8,8 +8,8 @@ A key that was not prepared runs eagerly the first time, which is a real step, a
 launches nothing. A tensor that comes of it (*forward*'s logits, which *sample* is then recorded with) is given from the
 graph's own buffer already. Where recording fails, the key goes on running eagerly and a warning says why.
 
-Greedy and plain sampling have as many keys as the lattice has sizes. Every other mode has as many again, and a client
-chooses among hundreds of modes: only so many of their graphs are kept, and what comes later runs eagerly.
+Greedy, plain and filtered sampling have as many keys as the lattice has sizes. Every other mode has as many again,
+and a client chooses among hundreds of modes: only so many of their graphs are kept, and what comes later runs eagerly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .compiling import Ahead
 from .faults import classify
 
 LOG = logging.getLogger(__name__)
-PLAIN_MODES = (GREEDY, SamplingMode(noise=True))
+PLAIN_MODES = (GREEDY, SamplingMode(noise=True), SamplingMode(noise=True, filters=True))
 MOST_OTHER_GRAPHS = 256  # of other modes, of one executable
 
 
@@ -199,8 +199,8 @@ class CaptureExecutable(Executable):
             self._num_others += 1
             if self._num_others == MOST_OTHER_GRAPHS:
                 LOG.warning(
-                    "%s: %d graphs of steps with filters, penalties, log-probabilities and the like are kept; further"
-                    " such steps of other sizes run eagerly",
+                    "%s: %d graphs of steps with penalties, log-probabilities and the like are kept, the most that are:"
+                    " what none of them serves runs eagerly",
                     self._name,
                     MOST_OTHER_GRAPHS,
                 )

@@ -23,12 +23,13 @@ def kept(values: Tensor, kv: DType) -> Tensor:
 def draw_kept(random: torch.Generator, shape: tuple[int, ...], dtype: DType, kv: DType, size: float = 1.0) -> Tensor:
     """Host values [..., dim] of `dtype` and some `size`, of either sign; of int8 such as it holds exactly.
 
-    These are integers times a power of two, of which each head's largest is 127: no code is near the next one.
+    These are whole numbers times a power of two, of which each head's first is +-127, its greatest: no code is near the
+    next one, whoever finds the scale. What becomes of other values, `kv_rounding` looks at.
     """
     made = torch.randn(shape, generator=random)
     if kv is not DType.INT8:
         return (made * size).to(to_torch(dtype))
-    codes = (made * 40).round().clamp(-INT8_MAX, INT8_MAX)
+    codes = (made * (INT8_MAX / 3)).round().clamp(-INT8_MAX, INT8_MAX)
     codes[..., :1] = torch.where(made[..., :1] < 0, -INT8_MAX, INT8_MAX)
-    step = 2.0 ** torch.randint(-7, -4, (*shape[:-1], 1), generator=random).float()
+    step = 2.0 ** torch.randint(-7, -4, (*shape[:-1], 1), generator=random).float()  # the greatest: 1 to 4
     return (codes * step * 2.0 ** round(math.log2(size))).to(to_torch(dtype))

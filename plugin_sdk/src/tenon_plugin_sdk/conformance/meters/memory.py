@@ -58,16 +58,16 @@ def settled() -> Iterator[None]:
 def read_meters(device: Device) -> dict[str, float]:
     """Every meter there is."""
     found: dict[str, int | None] = {"resident bytes": resident_bytes(), "bytes of malloc's heap": heap_bytes()}
-    if not is_host_memory(device):
-        memory = device.memory()
+    memory = device.memory()
+    if not memory.is_host:
         found["bytes of the device"] = memory.total - memory.free
     found[BLOCKS] = sys.getallocatedblocks()
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def is_host_memory(device: Device) -> bool:
-    """Whether the device's memory is the host's: it says so, or the contract's default measures it."""
-    return device.shares_host_memory or type(device).memory is Device.memory
+    """Whether the device's memory is the host's, as it says."""
+    return device.memory().is_host
 
 
 def resident_bytes() -> int | None:

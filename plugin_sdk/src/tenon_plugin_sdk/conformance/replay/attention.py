@@ -22,7 +22,7 @@ from ..registry import ConformanceError
 from ..subject import Subject
 from ..truth import layers
 from ..truth.attention import attend
-from ..truth.kept import kept_within
+from ..truth.int8_heads import kept_within
 from ..truth.rounding import Bounded
 from .calling import call_rows
 from .case_file import RecordedCase
@@ -76,7 +76,8 @@ def qk_norm_rope_kv_write(subject: Subject, case: RecordedCase) -> None:
     kv, canonical = case.attention.kv_dtype, backend.layout.canonical_dtype
     assert_close(found, turned[0], spec.dtype, what=f"q of {kernel.name}")
     for place, (want, name) in enumerate(((turned[1], "keys"), (Bounded.exact(v), "values"))):
-        assert_close(stored[mine, place], kept_within(want, kv), canonical, what=f"stored {name} of {kernel.name}")
+        within = kept_within(want, kv, spec.dtype)
+        assert_close(stored[mine, place], within, canonical, what=f"stored {name} of {kernel.name}")
 
 
 def _turned(x: Tensor, spec: Any, weight: Tensor | None, positions: Tensor, table: Tensor | None) -> Bounded:

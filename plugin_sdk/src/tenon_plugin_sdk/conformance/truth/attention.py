@@ -8,9 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 
-from .rounding import FUNCTION_ULPS, U32, Bounded, sum_error, unit
+from .rounding import FUNCTION_ULPS, U32, Bounded, sum_error, tiny, unit
+
+LEAST_WEIGHT = 2 * tiny(DType.FLOAT32)
 
 
 def attend(spec: AttentionSpec, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Bounded:
@@ -39,7 +42,8 @@ def attend(spec: AttentionSpec, query: Tensor, key: Tensor, value: Tensor, sinks
     relative = torch.expm1(2 * worst) + U32 * (FUNCTION_ULPS + length**0.5) + unit(spec.dtype)
     size = torch.einsum("hql,lhd->qhd", weights, v.abs())
     mixed = torch.einsum("hql,lhd->qhd", weights, v)
-    return Bounded(mixed, size * (relative.permute(1, 0, 2) + sum_error(length)))
+    lost = LEAST_WEIGHT * v.abs().sum(0)  # what a probability that is flushed to zero, or is no smaller, may do
+    return Bounded(mixed, size * (relative.permute(1, 0, 2) + sum_error(length)) + lost)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

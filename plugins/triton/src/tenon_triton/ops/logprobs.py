@@ -2,6 +2,7 @@
 
 First every part's greatest value, sum of exponentials, number of better tokens, and its own best few by repeated
 choice; then the parts of a row are joined. More than `MOST` best ones go through torch's top-k instead.
+Their number is an argument: one pair of kernels serves up to `FEW`, another up to `MOST`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tenon_platforms.kernel import Kernel, KernelFlags
 from tenon_platforms.ops.sampling import TokenLogprobsSpec
 
 PART = 4096  # ids a program looks at
-MOST = 32
+FEW, MOST = 8, 32
 NO_ID: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
@@ -132,7 +133,7 @@ def token_logprobs(spec: TokenLogprobsSpec) -> Kernel:
                 count,
                 PARTS=parts,
                 WIDTH=triton.next_power_of_2(parts),
-                CANDIDATES=triton.next_power_of_2(parts * MOST),
+                CANDIDATES=triton.next_power_of_2(parts * (FEW if count <= FEW else MOST)),
                 num_warps=4,
             )
         if k > count:

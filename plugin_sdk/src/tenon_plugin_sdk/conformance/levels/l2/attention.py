@@ -257,8 +257,10 @@ def chunks(subject: Subject, profile: Profile, case: Case) -> None:
 def attention_specs(dtypes: Iterable[DType], kv_dtypes: Iterable[DType]) -> list[Case]:
     """Head counts, dims, windows, caps, sinks, both directions, every pair of types that is claimed."""
     cases = []
+    kept = tuple(kv_dtypes)
     for dtype in dtypes:
-        base = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25, dtype=dtype, kv_dtype=dtype)
+        kv = dtype if dtype in kept or not kept else kept[0]
+        base = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25, dtype=dtype, kv_dtype=kv)
         variants = {
             "gqa": base,
             "mha": replace(base, num_heads=3, num_kv_heads=3, head_dim=8, scale=0.35),
@@ -275,11 +277,13 @@ def attention_specs(dtypes: Iterable[DType], kv_dtypes: Iterable[DType]) -> list
                 "bidirectional": replace(base, causal=False),
                 "window-sinks": replace(base, sliding_window=24, sinks=True),
             }
-        others = [kv for kv in kv_dtypes if kv != dtype and kv in KV_TYPES]
+        others = [kv for kv in kept if kv != dtype and kv in KV_TYPES]
         variants |= {f"kv-{kv}": replace(base, kv_dtype=kv) for kv in others}
         for name, kv in (("window-float8", DType.FLOAT8_E4M3), ("window-int8", DType.INT8)):
             if kv in others:
                 variants[name] = replace(base, kv_dtype=kv, sliding_window=19, soft_cap=3.0)
+        if DType.INT8 in others:
+            variants["kv-int8-head-80"] = replace(base, kv_dtype=DType.INT8, head_dim=80, scale=0.11)
         cases += [Case(id=f"{dtype}-{name}", value=spec) for name, spec in variants.items()]
     return cases
 
@@ -297,7 +301,8 @@ def _plain(subject: Subject, profile: Profile) -> list[Case]:
 
 
 def _first(subject: Subject, profile: Profile) -> list[Case]:
-    return _specs(subject, profile)[:1]
+    first, *others = _specs(subject, profile)
+    return [first, *(case for case in others if case.id == f"{first.value.dtype}-kv-int8")]
 
 
 def _causal(subject: Subject, profile: Profile) -> list[Case]:

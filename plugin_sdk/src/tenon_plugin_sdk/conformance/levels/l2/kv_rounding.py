@@ -26,7 +26,7 @@ from ...profile import Profile
 from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth.float8 import codes, edges, held_of
-from ...truth.kept import kept_within
+from ...truth.int8_heads import greatest_kept, kept_within
 from ...truth.rounding import Bounded
 from .attention import NAN, backend_of, block_size_of, read_blocks, write
 
@@ -48,7 +48,7 @@ def kv_rounding(subject: Subject, profile: Profile, case: Case) -> None:
     if spec.kv_dtype is DType.INT8:
         given = _heads(spec, block_size_of(backend), profile.salted(13))
         for found, what in _held(subject, backend, given):
-            _check_heads(found, given, what)
+            _check_heads(found, given, spec.dtype, what)
         return
     given = _tokens(spec, block_size_of(backend))
     for found, what in _held(subject, backend, given):
@@ -75,24 +75,27 @@ def _heads(spec: AttentionSpec, size: int, seed: int) -> Tensor:
     """Heads of every size in one block: noise, one value, one that stands out, zeros, and some that are not finite."""
     random = torch.Generator().manual_seed(seed)
     shape = (4, 2, size, spec.num_kv_heads, spec.head_dim)
-    power = 7 if spec.dtype is DType.FLOAT16 else 30  # 2^-14 is its least normal value
-    made = torch.randn(shape, generator=random) * 2.0 ** torch.randint(
-        -power, power, (*shape[:-1], 1), generator=random
-    )
-    flat = made.view(-1, spec.head_dim)  # fewer kinds than a block has tokens' heads, and in every block
-    kind = torch.randint(0, 8, (len(flat),), generator=random)
+    low, high = (-7, 5) if spec.dtype is DType.FLOAT16 else (-30, 30)
+    sizes = 2.0 ** torch.randint(low, high, (*shape[:-1], 1), generator=random)
+    made = torch.randn(shape, generator=random) * sizes
+    flat = made.view(-1, spec.head_dim)
+    count = torch.arange(len(flat))
+    kind, lane = count % 8, torch.randint(0, spec.head_dim, (len(flat),), generator=random)
     flat[kind == 0] = flat[kind == 0, :1].expand(-1, spec.head_dim)
-    flat[kind == 1, 1:] *= 2**-9
+    flat[count[kind == 1], lane[kind == 1]] *= 2**9
     flat[kind == 2] = 0
-    for place, odd in enumerate((NAN, INFINITY, -INFINITY)):
-        flat[(kind == 3) & (torch.arange(len(flat)) % 3 == place), -1] = odd
+    odd = torch.tensor((NAN, INFINITY, -INFINITY))[count // 8 % 3]
+    flat[count[kind == 3], lane[kind == 3]] = odd[kind == 3]
     return made.to(to_torch(spec.dtype))
 
 
-def _check_heads(found: Tensor, given: Tensor, what: str) -> None:
+def _check_heads(found: Tensor, given: Tensor, dtype: DType, what: str) -> None:
     whole = given.isfinite().all(dim=-1, keepdim=True)
-    want = kept_within(Bounded.exact(given.masked_fill(~whole, 0)), DType.INT8)
-    assert_close(found, want, DType.FLOAT32, what=f"heads of int8 after {what}", valid=whole)
+    true = given.masked_fill(~whole, 0)
+    within = kept_within(Bounded.exact(true), DType.INT8, dtype)
+    assert_close(found, within, DType.FLOAT32, what=f"heads of int8 after {what}", valid=whole)
+    greatest, most = found.abs().amax(dim=-1, keepdim=True), greatest_kept(true, dtype)
+    assert_close(greatest, most, DType.FLOAT32, what=f"the greatest of heads of int8 after {what}", valid=whole)
     if not bool((found.isnan() | whole).all()):
         raise ConformanceError(
             f"after {what} a head with a value that is not finite reads as numbers: its scale must be none, so that"
@@ -114,6 +117,10 @@ def _cases(subject: Subject, profile: Profile) -> Iterator[Case]:
         if kv in subject.capabilities.kv_dtypes:
             for dtype in claimed(subject.capabilities):
                 yield Case(id=f"{dtype}-{kv}", value=replace(SPEC, dtype=dtype, kv_dtype=kv))
+    if DType.INT8 in subject.capabilities.kv_dtypes:  # where scales lie, and what they are of, depends on the width
+        for dim in (80, 128):
+            wide = replace(SPEC, head_dim=dim, dtype=claimed(subject.capabilities)[0], kv_dtype=DType.INT8)
+            yield Case(id=f"{wide.dtype}-int8-head-{dim}", value=wide)
 
 
 CHECKS = (

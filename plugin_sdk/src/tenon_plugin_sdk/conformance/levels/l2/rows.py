@@ -28,7 +28,7 @@ from ...registry import Case, Check, ConformanceError
 from ...subject import Subject
 from ...truth import layers
 from ...truth.float8 import codes, held_of
-from ...truth.kept import kept_within
+from ...truth.int8_heads import kept_within
 from ...truth.rounding import Bounded
 from .attention import backend_of, block_size_of, poison_blocks, read_blocks
 from .rowwise import positions_of
@@ -198,7 +198,7 @@ def qk_norm_rope_kv_write(subject: Subject, profile: Profile, case: Case) -> Non
         mine = slots.long() - size
         kv, canonical = attention.kv_dtype, backend.layout.canonical_dtype
         for place, (want, name) in enumerate(((k, "keys"), (Bounded.exact(parts[2]), "values"))):
-            within, what = kept_within(want, kv), f"stored {name} of {kernel.name}"
+            within, what = kept_within(want, kv, spec.dtype), f"stored {name} of {kernel.name}"
             assert_close(flat[mine, place], within, canonical, what=what, valid=healthy)
         if kv is DType.FLOAT8_E4M3:  # of which each has one right code, and the bound above allows its neighbours
             assert_equal(codes(flat[mine, 1]), held_of(parts[2]), what=f"codes of values stored by {kernel.name}")

@@ -100,10 +100,10 @@ def _fill(device: Any) -> Iterator[Any]:
             size //= 4
             continue
         taken += size
-        if taken > total:
+        if taken > total + HOG_BYTES:
             raise ConformanceError(
-                f"{taken} bytes could be had of a device that has {total}, in pieces of {HOG_BYTES}: a device whose"
-                " memory is the host's, and is taken as it is written, sets `shares_host_memory`"
+                f"{taken} bytes could be had of a device that has {total}, at last in pieces of {size}: memory of the"
+                " host, which is taken as it is written, is said in `MemoryInfo.is_host`"
             )
 
 
