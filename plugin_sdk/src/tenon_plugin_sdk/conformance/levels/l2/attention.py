@@ -257,9 +257,9 @@ def chunks(subject: Subject, profile: Profile, case: Case) -> None:
 def attention_specs(dtypes: Iterable[DType], kv_dtypes: Iterable[DType]) -> list[Case]:
     """Head counts, dims, windows, caps, sinks, both directions, every pair of types that is claimed."""
     cases = []
-    kept = tuple(kv_dtypes)
+    caches = tuple(kv_dtypes)
     for dtype in dtypes:
-        kv = dtype if dtype in kept or not kept else kept[0]
+        kv = dtype if dtype in caches or not caches else caches[0]
         base = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25, dtype=dtype, kv_dtype=kv)
         variants = {
             "gqa": base,
@@ -277,7 +277,7 @@ def attention_specs(dtypes: Iterable[DType], kv_dtypes: Iterable[DType]) -> list
                 "bidirectional": replace(base, causal=False),
                 "window-sinks": replace(base, sliding_window=24, sinks=True),
             }
-        others = [kv for kv in kept if kv != dtype and kv in KV_TYPES]
+        others = [kv for kv in caches if kv != base.kv_dtype and kv in KV_TYPES]
         variants |= {f"kv-{kv}": replace(base, kv_dtype=kv) for kv in others}
         for name, kv in (("window-float8", DType.FLOAT8_E4M3), ("window-int8", DType.INT8)):
             if kv in others:
