@@ -203,7 +203,7 @@ device = CPUPlatform().device()
 device.open()
 before = held()
 loaded = [torch.ones(2**22) for _ in range(20)]
-kept = torch.ones(2**14)
+kept = torch.ones(2**20)  # above them, and in no gap: the heap cannot end before it
 del loaded
 freed = held() - before
 device.memory()
