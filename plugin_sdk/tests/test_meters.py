@@ -11,7 +11,7 @@ import pytest
 
 from tenon_platforms.device import Device, MemoryInfo
 from tenon_plugin_sdk.conformance.meters.leaks import MemorySamples, grown
-from tenon_plugin_sdk.conformance.meters.memory import heap_bytes, is_host_memory, read_meters, settled
+from tenon_plugin_sdk.conformance.meters.memory import heap_bytes, read_meters, settled
 from tenon_plugin_sdk.conformance.meters.origins import left_behind, untracked_growth
 
 pytestmark = pytest.mark.unit
@@ -48,6 +48,13 @@ def samples_of(work: Any) -> dict[str, float]:
     return samples.growth()
 
 
+def allocator() -> Any:
+    """The C library, whose malloc and free take and give whole addresses."""
+    c = ctypes.CDLL(None)
+    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    return c
+
+
 def test_sampling_itself_holds_nothing() -> None:
     assert samples_of(lambda: None) == {}
 
@@ -66,8 +73,7 @@ def test_what_the_collector_does_not_know_is_named_too() -> None:
 
 @pytest.mark.skipif(heap_bytes() is None, reason="this C library does not tell what is held of malloc")
 def test_bytes_that_c_code_keeps() -> None:
-    c = ctypes.CDLL(None)
-    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    c = allocator()
     kept: list[int] = []
     try:
         found = samples_of(lambda: kept.append(c.malloc(4096)))
@@ -79,8 +85,7 @@ def test_bytes_that_c_code_keeps() -> None:
 
 @pytest.mark.skipif(heap_bytes() is None, reason="this C library does not tell what is held of malloc")
 def test_pieces_that_malloc_keeps_back_are_no_growth() -> None:
-    c = ctypes.CDLL(None)
-    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    c = allocator()
     sizes = iter(range(536, 1033, 16))
 
     def work() -> None:
@@ -125,8 +130,8 @@ class Measuring(Device):
 
 
 def test_a_device_in_the_hosts_memory_says_so() -> None:
-    assert is_host_memory(Device())
-    assert is_host_memory(Measuring())
-    assert not is_host_memory(Measuring(budget=2, shares_host_memory=True))
+    assert Device().memory().is_host
+    assert Measuring().memory().is_host
+    assert not Measuring(budget=2, shares_host_memory=True).memory().is_host
     assert "bytes of the device" in read_meters(Measuring(budget=2))
     assert "bytes of the device" not in read_meters(Measuring())

@@ -65,11 +65,6 @@ def read_meters(device: Device) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def is_host_memory(device: Device) -> bool:
-    """Whether the device's memory is the host's, as it says."""
-    return device.memory().is_host
-
-
 def resident_bytes() -> int | None:
     """Resident bytes of this process, None where the system does not tell."""
     try:

@@ -11,7 +11,6 @@ from tenon_platforms.device import Fault
 from tenon_platforms.errors import CapacityError, TenonError
 
 from ...engines import prompts_of, running
-from ...meters.memory import is_host_memory
 from ...models.store import ModelStore
 from ...profile import Profile
 from ...registry import Case, Check, ConformanceError, NotApplicableError
@@ -25,9 +24,10 @@ def too_large(subject: Subject, profile: Profile, case: Case) -> None:
     """A KV pool as large as the whole device is refused with a remedy, or is really there; then a small one works."""
     store = ModelStore.of(subject)
     path = store.tiny("llama").path
-    total = subject.device.memory().total
+    memory = subject.device.memory()
+    total = memory.total
     sizes = [total * 4]
-    if not is_host_memory(subject.device) and total <= MOST_POOL:
+    if not memory.is_host and total <= MOST_POOL:
         sizes.append(total - 2**16)  # more than is free, once the weights are there
     for size in sizes:
         try:
@@ -50,7 +50,8 @@ def too_large(subject: Subject, profile: Profile, case: Case) -> None:
 def exhausted(subject: Subject, profile: Profile, case: Case) -> None:
     """What does not fit into the device raises an error that is classified as memory; then what fits works."""
     device = subject.device
-    total = device.memory().total
+    memory = device.memory()
+    total = memory.total
     held: list[Any] = []
     try:
         for _ in range(3):
@@ -62,7 +63,7 @@ def exhausted(subject: Subject, profile: Profile, case: Case) -> None:
                 f" {device.classify_fault(error).value}, not out-of-memory"
             ) from error
     else:
-        if not is_host_memory(device):
+        if not memory.is_host:
             raise ConformanceError(f"{3 * (total // 2)} bytes could be had of a device that has {total}")
     finally:
         held.clear()
@@ -77,7 +78,7 @@ def hog(subject: Subject, profile: Profile, case: Case) -> None:
     path = ModelStore.of(subject).tiny("llama").path
     with running(subject, path, num_blocks=32, max_model_len=64) as engine:
         device = engine.link.device
-        if is_host_memory(device):
+        if device.memory().is_host:
             raise NotApplicableError("the device's memory is the host's: filling it would end other processes")
         before = engine.generate([prompt], max_tokens=16)
         held = list(_fill(device))
