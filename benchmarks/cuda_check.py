@@ -40,7 +40,6 @@ from tenon_core.engine.start import warm_up  # noqa: E402
 from tenon_cuda.capabilities import Arch  # noqa: E402
 from tenon_cuda.platform import CUDAPlatform  # noqa: E402
 from tenon_platforms.dtypes import DType  # noqa: E402
-from tenon_platforms.torch_dtypes import to_torch  # noqa: E402
 
 LENGTHS = (1, 2, 7, 16, 33, 100, 171, 300)
 NEW_TOKENS = 40
@@ -84,7 +83,7 @@ class Checked:
         self.options = options
         self.kv = kv
         model = self.tiny.model
-        self.reference = hf_reference(model) if kv is None else cached_reference(model, to_torch(kv))
+        self.reference = hf_reference(model) if kv is None else cached_reference(model, kv)
         self.prompts = prompts_of(LENGTHS)
         self.first: list[list[int]] | None = None  # tokens of the first variant that was right
 

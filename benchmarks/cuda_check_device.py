@@ -6,6 +6,7 @@ Each takes an open device and returns a few words, or raises.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -231,11 +232,9 @@ def gated_tokens(device: Any, *, quantized: bool = False) -> str:
                 def run(x: Any, scale: Any = scale, gate_up: Any = gate_up, down: Any = down) -> Any:
                     return few.run(x if scale is None else Float8Rows(x, scale), gate_up, down)
 
-                y, exact = run(x), gated_exactly(x, scale, gate_up, down)
+                y, (exact, bound) = run(x), gated_exactly(x, scale, gate_up, down)
                 error = float((y.float() - exact).norm() / exact.norm())
-                assert error < (1.5e-2 if quantized else 6e-3), (
-                    f"{tokens} tokens, {hidden} -> {features}: error {error}"
-                )
+                assert error < bound, f"{tokens} tokens, {hidden} -> {features}: error {error}, bound {bound}"
                 executable = CaptureExecutable(
                     lambda x, run=run: SimpleNamespace(y=run(x)), name="few", recorder=GraphRecorder(GraphPool())
                 )
@@ -253,11 +252,20 @@ def gated_tokens(device: Any, *, quantized: bool = False) -> str:
     return f"worst relative error {worst:.1e}"
 
 
-def gated_exactly(x: Any, scale: Any, gate_up: Weight, down: Weight) -> Any:
-    """In float32; activations are not quantized between."""
+def gated_exactly(x: Any, scale: Any, gate_up: Weight, down: Weight) -> tuple[Any, float]:
+    """(results in float32, nothing rounded between; the relative error that a right kernel stays below).
+
+    In FP8 nearly all of it is the rounding of the activations to e4m3, some 2.6e-2: what that alone costs is computed.
+    """
     wide = x.float() if scale is None else x.float() * scale[:, None]
     gate, up = (wide @ widened(gate_up).t()).chunk(2, dim=1)
-    return (torch.nn.functional.silu(gate) * up) @ widened(down).t()
+    inner, last = torch.nn.functional.silu(gate) * up, widened(down).t()
+    exact = inner @ last
+    if scale is None:
+        return exact, 6e-3
+    quantized, row_scale = fp8.quantize_rows(inner)
+    coarse = (quantized.float() * row_scale) @ last
+    return exact, math.hypot(1e-2, float((coarse - exact).norm() / exact.norm()))
 
 
 def few_weight(size: tuple[int, int], device: Any, *, quantized: bool) -> Weight:
