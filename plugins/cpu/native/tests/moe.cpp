@@ -57,9 +57,13 @@ std::vector<float> product(const void* linear, const float* x, int64_t columns, 
 std::vector<double> one_by_one(const void* router, const std::vector<void*>& linears, const float* x, int top_k, bool renormalizes) {
     const auto count = static_cast<int64_t>(linears.size() / 2);
     const std::vector<float> scores = product(router, x, HIDDEN, count);
+    // Of two scores a bit apart the probabilities may be equal: then the first one counts, as it does for who chooses by them.
+    const float top = *std::max_element(scores.begin(), scores.end());
+    std::vector<float> probable;
+    for (const float score : scores) probable.push_back(std::exp(score - top));
     std::vector<int> order(static_cast<size_t>(count));
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)]; });
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return probable[static_cast<size_t>(a)] > probable[static_cast<size_t>(b)]; });
     double all = 0, chosen = 0;
     for (int64_t e = 0; e < count; ++e) {
         const double weight = std::exp(static_cast<double>(scores[static_cast<size_t>(order[static_cast<size_t>(e)])]));
