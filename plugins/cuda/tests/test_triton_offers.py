@@ -79,3 +79,18 @@ def test_torch_alone_when_the_operator_says_so() -> None:
     register_all(table, Device(), Arch(9, 0), CUDAOptions(kernels="torch"))
     assert table.choose(linear("q")).name == "cublas"
     assert PRIORITY > 1, "the library's kernels come before torch's"
+
+
+def test_kernels_are_kept_where_the_operator_says(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("tenon_triton.kernel_cache.keep_in", asked.append)
+    monkeypatch.setattr("tenon_cuda.ops.triton_offers.device_facts", lambda device, arch: FACTS)
+    for kernels, folder in (("auto", ""), ("torch", "/ignored"), ("auto", "/kept")):
+        table = OpTable(platform="cuda")
+        register_all(table, Device(), Arch(8, 9), CUDAOptions.read({"kernels": kernels, "kernel_cache": folder}))
+    assert asked == ["/kept"]
+    assert [record.message for record in caplog.records] == [
+        "cuda.kernel_cache=/ignored is ignored: torch's kernels are not compiled"
+    ]

@@ -24,6 +24,7 @@ class CUDAOptions:
     kv_block_size: int = 0
     kernels: str = "auto"
     attention: str = "auto"
+    kernel_cache: str = ""
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> CUDAOptions:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class CUDAPlatform(Platform):
     """Options, see platform.toml: graphs, graph_rows, graph_tokens, step_tokens, quantize, kv_block_size, kernels,
-    attention.
+    attention, kernel_cache.
     """
 
     name: ClassVar[str] = "cuda"

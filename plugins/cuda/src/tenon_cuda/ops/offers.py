@@ -33,19 +33,23 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
     """Offer the kernels that `settings` let in.
 
     Raises `PluginError` where tenon-triton is there and does not load, `ConfigError` where `settings` name a library
-    that is not there.
+    that is not there, or a folder for kernels that cannot be one.
     """
     if arch.has_fp8:
         online = settings.quantize == "fp8"
         table.offer(MergedLinearSpec, "w8a8", lambda spec: fp8.w8a8(spec, online=online), priority=1)
     table.offer(MergedLinearSpec, "cublas", linear.cublas)
     if settings.kernels == "torch":
+        if settings.kernel_cache:
+            LOG.warning("cuda.kernel_cache=%s is ignored: torch's kernels are not compiled", settings.kernel_cache)
         return
     require(settings.attention, arch)
     if find_spec(LIBRARY) is None:
         LOG.warning("tenon-triton is not installed: most ops run on slow reference kernels (pip install tenon-triton)")
         return
     try:
+        from tenon_triton import kernel_cache
+
         from . import triton_offers
         from .persistent_mlp import PersistentMLP
     except ImportError as error:
@@ -53,6 +57,8 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
             f"tenon-triton does not load: {error}",
             remedy="reinstall tenon-triton and a triton that fits torch, or pass --platform-opt cuda.kernels=torch",
         ) from error
+    if settings.kernel_cache:
+        kernel_cache.keep_in(settings.kernel_cache)
     facts = triton_offers.device_facts(device, arch)
     libraries = PromptLibraries(
         attention=settings.attention, device=device, arch=arch, compute_units=facts.compute_units
