@@ -14,9 +14,13 @@ from torch import Tensor
 
 from tenon_cpu import native
 from tenon_cpu.native_linear import NativeLinear, PackedWeight, look_up, pack_blocks, pack_dense
+from tenon_cpu.ops.native_weights import Packer, merged_linear
+from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import DeviceError
 from tenon_platforms.formats.gguf_reference import dequantize
 from tenon_platforms.formats.gguf_types import BY_NAME
+from tenon_platforms.kernel import Kernel
+from tenon_platforms.ops.linear import GGUFBlocks, LinearPart, MergedLinearSpec
 
 pytestmark = [
     pytest.mark.unit,
@@ -137,7 +141,7 @@ def test_parts_of_different_types_bias_and_silu(isa: str, data: Any, tokens: int
             weights.append(dequantize(blocks, name, torch.float64))
     bias = torch.from_numpy(rng.normal(0, 1, sum(rows)).astype(np.float32))
     x = torch.from_numpy(rng.normal(0, 1, (tokens, 300)).astype(np.float32)).to(kind)[:, :256]  # a stride of its own
-    found = NativeLinear(parts, bias, silu_mul=silu)(x)
+    found = NativeLinear(parts, bias, silu_mul=silu, alike=True)(x)
     taken = [x.double() if name == "BF16" else rounded(x) for name in types]
     each = [t @ w.T for t, w in zip(taken, weights, strict=True)]
     wanted = torch.cat(each, -1) + bias.double()
@@ -170,11 +174,42 @@ def test_silu_of_a_gate_far_below_zero_is_zero_and_of_no_number_none(isa: str) -
 @pytest.mark.parametrize("type_name", QUANTIZED)
 def test_a_token_has_the_same_bits_in_any_batch(isa: str, type_name: str, fine: bool) -> None:
     rng = np.random.default_rng(7)
-    linear = NativeLinear([pack_blocks(random_blocks(rng, type_name, 50, 512), type_name, 512)], fine=fine)
-    x = torch.from_numpy(rng.normal(0, 1, (70, 512)).astype(np.float32))
+    packed = pack_blocks(random_blocks(rng, type_name, 50, 512), type_name, 512)
+    linear = NativeLinear([packed], fine=fine, alike=True)
+    x = torch.from_numpy(rng.normal(0, 1, (130, 512)).astype(np.float32))
     alone = torch.cat([linear(row) for row in x.split(1)])
-    for count in (2, 3, 7, 8, 17, 70):
+    for count in (2, 3, 7, 8, 17, 70, 130):
         assert torch.equal(linear(x[:count]), alone[:count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_many_tokens_are_no_coarser_than_few(isa: str, type_name: str, dtype: torch.dtype) -> None:
+    """With AMX they are rounded to bfloat16, not to int8 codes. An odd number of groups, and rows with a stride."""
+    rng = np.random.default_rng(7)
+    blocks = random_blocks(rng, type_name, 39, 512)
+    linear = NativeLinear([pack_blocks(blocks, type_name, 512)])
+    x = torch.from_numpy(rng.normal(0, 1, (150, 600)).astype(np.float32)).to(dtype)[:, :512]
+    exact = x.double() @ dequantize(blocks, type_name, torch.float64).T
+
+    def error(found: Tensor) -> float:
+        return float((found.double() - exact).norm() / exact.norm())
+
+    few = error(torch.cat([linear(rows) for rows in x.split(16)]))
+    assert error(linear(x)) <= 1.01 * few < 0.02
+
+
+@pytest.mark.parametrize("gguf", ["auto", "inplace"])
+@pytest.mark.parametrize(("isa_is", "alike"), [("avx512_vnni", False), ("amx", False), ("amx", True)])
+def test_a_kernel_says_whether_sums_depend_on_the_batch(
+    monkeypatch: pytest.MonkeyPatch, gguf: str, isa_is: str, alike: bool
+) -> None:
+    monkeypatch.setattr(native, "current_isa", lambda: isa_is)
+    part = LinearPart(name="q", out_features=64, scheme=GGUFBlocks(type="Q4_1"))
+    spec = MergedLinearSpec(in_features=64, parts=(part,), dtype=DType.FLOAT32)
+    kernel = merged_linear(spec, Packer(gguf=gguf, alike=alike))
+    assert isinstance(kernel, Kernel)
+    assert kernel.flags.batch_invariant is not (isa_is == "amx" and gguf == "inplace" and not alike)
 
 
 @pytest.mark.parametrize("fine", [False, True])

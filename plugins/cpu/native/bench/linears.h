@@ -58,7 +58,7 @@ inline uint8_t* large_pages(int64_t bytes) {
     return static_cast<uint8_t*>(memory);
 }
 
-inline Linear make(int32_t type, int64_t rows, int64_t columns, bool silu, bool fine) {
+inline Linear make(int32_t type, int64_t rows, int64_t columns, bool silu, int32_t precision) {
     const tenon::TypeInfo info = tenon::type_info(type);
     if (columns % info.columns) columns = columns / info.columns * info.columns;  // K types: 576 becomes 512
     Linear made{nullptr, nullptr, rows, columns, tenon_cpu_packed_bytes(type, rows, columns), silu};
@@ -69,19 +69,19 @@ inline Linear make(int32_t type, int64_t rows, int64_t columns, bool silu, bool 
     const int64_t half = made.bytes / 2;
     const tenon_linear_part parts[2] = {{made.packed, silu ? half : made.bytes, silu ? rows / 2 : rows, type, 0},
                                         {made.packed + half, half, rows / 2, type, 0}};
-    const int32_t epilogue = (silu ? TENON_SILU_MUL : TENON_PLAIN) | (fine ? TENON_FINE : 0);
+    const int32_t epilogue = (silu ? TENON_SILU_MUL : TENON_PLAIN) | precision;
     if (tenon_cpu_linear_new(parts, silu ? 2 : 1, columns, nullptr, epilogue, &made.handle)) fail("no linear");
     return made;
 }
 
 // All linears of `layers` layers.
-inline std::vector<Linear> make_layers(const Shape& shape, int64_t layers, int32_t type, bool fine) {
+inline std::vector<Linear> make_layers(const Shape& shape, int64_t layers, int32_t type, int32_t precision) {
     std::vector<Linear> linears;
     for (int64_t layer = 0; layer < layers; ++layer) {
-        linears.push_back(make(type, shape.qkv, shape.hidden, false, fine));
-        linears.push_back(make(type, shape.hidden, shape.hidden, false, fine));
-        linears.push_back(make(type, 2 * shape.inner, shape.hidden, true, fine));
-        linears.push_back(make(type, shape.hidden, shape.inner, false, fine));
+        linears.push_back(make(type, shape.qkv, shape.hidden, false, precision));
+        linears.push_back(make(type, shape.hidden, shape.hidden, false, precision));
+        linears.push_back(make(type, 2 * shape.inner, shape.hidden, true, precision));
+        linears.push_back(make(type, shape.hidden, shape.inner, false, precision));
     }
     return linears;
 }

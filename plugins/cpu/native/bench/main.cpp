@@ -1,7 +1,7 @@
 // Times the linears of a Llama-like model, without Python: what a step's products cost at some numbers of tokens, for each
 // weight type and instruction set of this machine.
 //
-//     tenon_cpu_bench [--threads N] [--isa NAME|all] [--types Q4_1,BF16] [--tokens 1,16,128] [--fine] [--shape smollm2|1b]
+//     tenon_cpu_bench [--threads N] [--isa NAME|all] [--types Q4_1,BF16] [--tokens 1,16,128] [--fine] [--alike] [--shape smollm2|1b]
 //     tenon_cpu_bench --share [--threads N] [--shape smollm2|1b] [--tokens 512] [--layers N] [--rounds N]    bfloat16 with AMX
 //     tenon_cpu_bench --attention [--threads N] [--isa NAME|all]
 //
@@ -41,8 +41,8 @@ std::vector<std::string> split(const std::string& text) {
     return words;
 }
 
-void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>& counts, bool fine, const char* isa) {
-    std::vector<Linear> linears = make_layers(shape, shape.layers, type.id, fine);
+void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>& counts, int32_t precision, const char* isa) {
+    std::vector<Linear> linears = make_layers(shape, shape.layers, type.id, precision);
     int64_t bytes = 0, products = 0;
     for (const Linear& linear : linears) bytes += linear.bytes, products += linear.rows * linear.columns;
     for (const int64_t tokens : counts) {
@@ -75,7 +75,7 @@ void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>
         const double cpu = static_cast<double>(std::clock() - used) / CLOCKS_PER_SEC / static_cast<double>(rounds.size());
         std::sort(rounds.begin(), rounds.end());
         const double seconds = rounds[rounds.size() / 2];
-        std::printf("%-11s %-5s%s %5ld tokens  %9.3f ms  least %9.3f  cpu %9.3f  %7.1f GB/s  %8.1f GMAC/s\n", isa, type.name, fine ? " fine" : "     ",
+        std::printf("%-11s %-5s%s %5ld tokens  %9.3f ms  least %9.3f  cpu %9.3f  %7.1f GB/s  %8.1f GMAC/s\n", isa, type.name, precision == TENON_FINE ? " fine" : precision ? " alike" : "     ",
                     static_cast<long>(tokens), seconds * 1e3, rounds[0] * 1e3, cpu * 1e3, static_cast<double>(bytes) / seconds / 1e9,
                     static_cast<double>(products * tokens) / seconds / 1e9);
         std::fflush(stdout);
@@ -88,11 +88,13 @@ void time_steps(const Shape& shape, const Type& type, const std::vector<int64_t>
 int main(int count, char** words) {
     int threads = 2, rounds = 7;
     int64_t layers = 0;
-    bool fine = false, attention = false, share = false;
+    bool attention = false, share = false;
+    int32_t precision = 0;  // of tenon_precision
     std::string isa = "auto", types = "Q4_1,Q8_0,Q4_K,BF16", tokens, shape = "smollm2";
     for (int i = 1; i < count; ++i) {
         const std::string word = words[i];
-        if (word == "--fine") fine = true;
+        if (word == "--fine") precision |= TENON_FINE;
+        else if (word == "--alike") precision |= TENON_ALIKE;
         else if (word == "--attention") attention = true;
         else if (word == "--share") share = true;
         else if (i + 1 == count) fail("an option without its value");
@@ -103,7 +105,7 @@ int main(int count, char** words) {
         else if (word == "--layers") layers = std::atol(words[++i]);
         else if (word == "--rounds") rounds = std::atoi(words[++i]);
         else if (word == "--shape") shape = words[++i];
-        else fail("options: --threads --isa --types --tokens --fine --shape --attention --share --layers --rounds");
+        else fail("options: --threads --isa --types --tokens --fine --alike --shape --attention --share --layers --rounds");
     }
     if (tenon_cpu_threads_set(threads, nullptr, 200)) fail("no threads");
     if (tokens.empty()) tokens = share ? "512" : "1,16,128";
@@ -126,7 +128,7 @@ int main(int count, char** words) {
         for (const auto& one : SHAPES)
             for (const auto& name : split(types))
                 for (const auto& type : TYPES)
-                    if (shape == one.name && name == type.name) time_steps(one, type, counts, fine, ISAS[level]);
+                    if (shape == one.name && name == type.name) time_steps(one, type, counts, precision, ISAS[level]);
     }
     return 0;
 }

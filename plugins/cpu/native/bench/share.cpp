@@ -64,7 +64,7 @@ void measure(const char* title, const std::vector<Linear>& linears, Values& valu
 
 void measure_share(const Shape& shape, int64_t tokens, int64_t layers, int rounds) {
     if (tenon_cpu_isa_best() != 4) fail("no AMX here");
-    std::vector<Linear> all = make_layers(shape, layers, 30, false);
+    std::vector<Linear> all = make_layers(shape, layers, 30, 0);
     Values values;
     values.x.resize(static_cast<size_t>(tokens * std::max(shape.inner, shape.hidden)));
     values.y.resize(static_cast<size_t>(tokens * std::max(shape.inner, shape.qkv)));

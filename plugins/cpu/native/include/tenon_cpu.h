@@ -68,7 +68,10 @@ struct tenon_linear_part {
 };
 
 enum tenon_epilogue { TENON_PLAIN = 0, TENON_SILU_MUL = 1 }; /* the second: two parts of equal rows, silu(first) * second */
-enum tenon_precision { TENON_FINE = 16 }; /* added to an epilogue: activations of quantized parts in int16 codes, not int8 */
+/* Added to an epilogue, of quantized parts. FINE: activations in int16 codes, not int8. ALIKE: a token's sums are the same bits
+ * beside any others; else a linear without dense parts may, with AMX and many tokens, round its weights and activations to
+ * bfloat16 instead. */
+enum tenon_precision { TENON_FINE = 16, TENON_ALIKE = 32 };
 
 /* y = x W^T + b of parts side by side. bias: float [rows of all parts], copied, or null. */
 TENON_API int tenon_cpu_linear_new(const struct tenon_linear_part* parts, int32_t count, int64_t columns,

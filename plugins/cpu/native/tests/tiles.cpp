@@ -25,6 +25,7 @@ namespace emulated {
 #include "linear/fine.inl"
 #include "linear/finish.inl"
 #include "linear/tiles.inl"
+#include "linear/widen.inl"
 #include "linear/bf16_tiles.inl"
 #include "linear/bf16_panels.inl"
 
@@ -119,6 +120,30 @@ static std::vector<uint8_t> random_group(int32_t type, int64_t columns) {
     return packed;
 }
 
+// Each weight, as a row of the packed table is expanded, to the nearest bfloat16.
+static bool are_rounded(int32_t type) {
+    const int64_t columns = type_info(type).columns == 32 ? 160 : 512, bytes = packed_group_bytes(type, type_info(type), columns);
+    const std::vector<uint8_t> group = random_group(type, columns);
+    std::vector<uint16_t> wide(static_cast<size_t>(columns * GROUP + 1), 7);
+    void* aligned = nullptr;
+    if (group.empty() || posix_memalign(&aligned, 64, static_cast<size_t>(bytes)) != 0) return false;
+    std::memcpy(aligned, group.data(), static_cast<size_t>(bytes));
+    to_bf16(type, group.data(), columns, wide.data());
+    bool right = wide.back() == 7;
+    std::vector<float> exact(static_cast<size_t>(columns));
+    for (int32_t row = 0; row < GROUP; ++row) {
+        const tenon_embedding_call look = {aligned, &row, exact.data(), bytes, GROUP, columns, 1, columns, type, 4, TENON_F32, 1.0f};
+        right = right && tenon_cpu_embedding(&look) == TENON_OK;
+        for (int64_t c = 0; c < columns && right; ++c) {
+            const float found = bf16_to_f32(wide[static_cast<size_t>(32 * (c / 2) + 2 * row + c % 2)]), value = exact[static_cast<size_t>(c)];
+            right = std::fabs(found - value) <= std::fabs(value) * (1.001f / 256) + 1e-37f;
+            if (!right) std::fprintf(stderr, "a weight of type %d became %g, not %g, at [%d, %ld]\n", type, static_cast<double>(found), static_cast<double>(value), row, static_cast<long>(c));
+        }
+    }
+    std::free(aligned);
+    return right;
+}
+
 template <WeightType TYPE>
 static bool has_same_bits(int64_t tokens) {
     const auto type = static_cast<int32_t>(TYPE);
@@ -184,5 +209,6 @@ bool emulated_tiles_are_right() {
             for (const bool is_gated : {false, true})
                 right = right && panel_is_right(columns, tokens, tokens % 3 == 0 ? 5 : 16, is_gated, static_cast<int>(columns / 2 + tokens) % 2);
     for (const int64_t tokens : {1, 8, 16, 23, 32, 45}) right = right && have_same_bits(tokens);
+    for (const int32_t type : {2, 3, 6, 7, 8, 12, 13, 14}) right = right && are_rounded(type);
     return right && faults == 0;
 }

@@ -25,7 +25,7 @@ TYPES = {
     "BF16": 30,
 }  # fmt: skip
 DENSE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-FINE = 16  # TENON_FINE of include/tenon_cpu.h
+FINE, ALIKE = 16, 32  # enum tenon_precision of include/tenon_cpu.h
 SLABS = Slabs()
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum tenon_dtype
 _I32, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -124,7 +124,8 @@ class NativeLinear:
     """Parts side by side as one callable: [tokens, out] of [tokens, in], in x's type. Holds the packed parts.
 
     silu_mul: of two parts of equal rows, silu(first) * second in the product's end. bias: [rows of all parts].
-    fine: activations of quantized parts are rounded to int16 codes instead of int8 ones.
+    fine: activations of quantized parts are rounded to int16 codes instead of int8 ones. alike: a token has the same
+    bits beside any others; else many tokens may be multiplied with quantized parts in bfloat16.
     """
 
     __slots__ = ("_handle", "_run", "columns", "out_features", "parts")
@@ -136,6 +137,7 @@ class NativeLinear:
         *,
         silu_mul: bool = False,
         fine: bool = False,
+        alike: bool = False,
     ) -> None:
         self._handle: int | None = None
         self.parts = tuple(parts)
@@ -153,7 +155,7 @@ class NativeLinear:
         _, new, self._run, _ = _calls()
         status = new(
             table, len(self.parts), self.columns, None if wide is None else wide.data_ptr(),
-            int(silu_mul) + (FINE if fine else 0),
+            int(silu_mul) + (FINE if fine else 0) + (ALIKE if alike else 0),
             ctypes.byref(handle),
         )  # fmt: skip
         native.check(status, f"making a linear of {len(self.parts)} parts")

@@ -85,6 +85,8 @@ struct LinearKernels {
     // tokens and columns are rounded up to 16 and 32.
     void (*pack_tokens)(const uint16_t* x, int64_t columns, int64_t tokens, int64_t first, uint16_t* packed);
     void (*multiply_panel)(const Panel& panel);  // null: no such kernel
+    // wide [columns / 2, 16, 2]: a quantized group's weights as bfloat16, for multiply_panel. Null: no such kernel.
+    void (*to_bf16)(int32_t type, const uint8_t* group, int64_t columns, uint16_t* wide);
     // y[t, 0..rows) of a tenon_dtype = out[t] + bias; with `up`: silu(out[t] + bias) * (up[t] + up_bias).
     void (*finish)(const float* out, const float* up, const float* bias, const float* up_bias, int64_t tokens,
                    int rows, void* y, int dtype, int64_t stride);

@@ -17,6 +17,7 @@ namespace TENON_LEVEL {
 #if TENON_LEVEL_NUMBER == 4
 #include "tile_config.inl"
 #include "linear/tiles.inl"
+#include "linear/widen.inl"
 #include "linear/bf16_tiles.inl"
 #include "linear/bf16_panels.inl"
 #include "linear/tiles_from.inl"
@@ -113,7 +114,9 @@ static void expand(int32_t type, const uint8_t* packed, int64_t columns, int64_t
 }
 
 static void put_row(const float* values, int64_t columns, void* y, int dtype) {
-    for (int64_t c = 0; c < columns; ++c) put(y, dtype, c, values[c]);
+    int64_t c = 0;
+    for (; dtype == 1 && c + W <= columns; c += W) vstore_bf16(static_cast<uint16_t*>(y) + c, vload(values + c));
+    for (; c < columns; ++c) put(y, dtype, c, values[c]);
 }
 
 #if TENON_LEVEL_NUMBER != 4
@@ -121,10 +124,11 @@ constexpr decltype(LinearKernels::multiply_pair) multiply_pair = nullptr;
 constexpr decltype(LinearKernels::multiply_several) multiply_several = nullptr;
 constexpr decltype(LinearKernels::pack_tokens) pack_tokens = nullptr;
 constexpr decltype(LinearKernels::multiply_panel) multiply_panel = nullptr;
+constexpr decltype(LinearKernels::to_bf16) to_bf16 = nullptr;
 #endif
 
 extern const LinearKernels linear_kernels = {take,          multiply, take_fine, multiply_fine, tiles_from,
-                                             multiply_pair, multiply_several, pack_tokens, multiply_panel, finish, add_rows, expand, put_row};
+                                             multiply_pair, multiply_several, pack_tokens, multiply_panel, to_bf16, finish, add_rows, expand, put_row};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -21,12 +21,18 @@ TENON_INLINE void configure(int tokens, int token_bytes) {
     load_config(config);
 }
 
+// A step's codes without their offset, as signed bytes.
 template <WeightType TYPE, int S>
-TENON_INLINE void unpack_step(const uint8_t* block, uint8_t* codes) {
+TENON_INLINE Codes signed_step(const uint8_t* block) {
     using F = Format<TYPE>;
     constexpr int OFFSET = TYPE == WeightType::q8_0 ? 0 : F::OFFSET;
     const Codes step = codes_of<F::BITS, S>(block, block + F::LOW);
-    cstore(codes + 64 * S, OFFSET ? cminus(step, OFFSET) : step);
+    return OFFSET ? cminus(step, OFFSET) : step;
+}
+
+template <WeightType TYPE, int S>
+TENON_INLINE void unpack_step(const uint8_t* block, uint8_t* codes) {
+    cstore(codes + 64 * S, signed_step<TYPE, S>(block));
 }
 
 template <WeightType TYPE>

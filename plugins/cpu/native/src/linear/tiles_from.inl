@@ -1,5 +1,6 @@
 // From how many tokens of a call on tiles are the faster, by type of weight and of activations. Included inside namespace
-// tenon::amx. Quantized products have the same bits either way; those of bfloat16 differ in the order of their sums.
+// tenon::amx. Quantized products have the same bits either way; those of bfloat16 differ in the order of their sums. From IN_BF16_FROM tokens on int8 codes
+// give way to bfloat16 (widen.inl).
 //
 // Measured on an Intel Xeon with AMX, two threads: milliseconds of all linears of SmolLM2-135M, tiles against none.
 //     tokens                   8           16           24           32           48           64

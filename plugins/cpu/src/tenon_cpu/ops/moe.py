@@ -89,8 +89,8 @@ def native_moe_layer(spec: MoESpec, packer: Packer) -> Kernel | No:
             packer.pack(scheme, tensors, columns, spec.dtype)
             for (scheme, tensors), (_, columns) in zip(_parts(spec, weights, number), shapes, strict=True)
         ]
-        first = NativeLinear(packed[:2], silu_mul=True, fine=packer.is_fine)
-        return first, NativeLinear(packed[2:], fine=packer.is_fine)
+        first = NativeLinear(packed[:2], silu_mul=True, fine=packer.is_fine, alike=packer.alike)
+        return first, NativeLinear(packed[2:], fine=packer.is_fine, alike=packer.alike)
 
     def prepare(weights: MoEWeights, uses: tuple[WeightUse, ...]) -> NativeMoE:
         return NativeMoE(

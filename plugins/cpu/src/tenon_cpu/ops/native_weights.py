@@ -35,10 +35,13 @@ Weights = tuple[Any, ...]  # (NativeLinear, its PackedWeights): what holds the b
 
 @dataclass(slots=True)
 class Packer:
-    """Packs parts. weights, gguf: the platform's options. Remembers what is packed while it and its source live."""
+    """Packs parts. weights, gguf: the platform's options. alike: a token's sums must not depend on others. Remembers
+    what is packed while it and its source live.
+    """
 
     weights: str = "auto"
     gguf: str = "auto"
+    alike: bool = False
     _tied: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
@@ -90,14 +93,16 @@ class Packer:
     def kernel(self, weights: tuple[tuple[WeightScheme, int], ...], dtype: DType, *, run: Any, prepare: Any) -> Kernel:
         """A kernel on packed weights, (scheme, columns) each, named by their schemes and the instruction set.
 
-        Every token's sums have one order at any number of tokens, but for the bfloat16 tiles of AMX.
+        Every token's sums have one order at any number of tokens, but for the bfloat16 tiles of AMX, which many tokens
+        of int8 codes go through too unless they are to be alike.
         """
         schemes = {scheme for scheme, _ in weights}
         as_floats = {scheme for scheme, columns in weights if self._block_type(scheme, columns) is None}
         expands = any(not isinstance(scheme, Dense) for scheme in as_floats)
         # scales that are no float16 are met when the weights are: they make floats of a few blocks
         dense = bool(as_floats) or any(isinstance(scheme, QUANTIZED) for scheme in schemes)
-        tiles = dense and dtype == DType.BFLOAT16 and native.current_isa() == "amx"
+        rounds = not self.is_fine and not self.alike and len(as_floats) < len(schemes)
+        tiles = ((dense and dtype == DType.BFLOAT16) or rounds) and native.current_isa() == "amx"
         return Kernel(
             name=", ".join(("native", *sorted({scheme.id for scheme in schemes}), native.current_isa())),
             run=run,
@@ -177,7 +182,7 @@ def _linear(
         packer.pack(part.scheme, tensors, spec.in_features, spec.dtype)
         for part, tensors in zip(parts, weights.parts, strict=True)
     ]
-    linear = NativeLinear(packed, weights.bias, silu_mul=silu_mul, fine=packer.is_fine)
+    linear = NativeLinear(packed, weights.bias, silu_mul=silu_mul, fine=packer.is_fine, alike=packer.alike)
     return (linear, *packed)
 
 

@@ -53,7 +53,7 @@ def register(table: OpTable, cpu: CPU, *, weights: str, gguf: str, is_native: bo
     )
     table.offer(SamplerSpec, "survivors", lambda spec: sampling.sampler(spec, table))
     if is_native:
-        register_native(table, native_weights.Packer(weights=weights, gguf=gguf))
+        register_native(table, native_weights.Packer(weights=weights, gguf=gguf, alike=table.batch_invariant))
 
 
 def register_native(table: OpTable, packer: native_weights.Packer) -> None:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <new>
 
@@ -21,6 +22,7 @@ constexpr int64_t BLOCK_BYTES = 192 * 1024;  // of int8 activations that a pass 
 constexpr int64_t PANELS_FROM = 32;          // tokens, from which bfloat16 tiles have them packed
 constexpr int64_t PANEL_BYTES = 1 << 20;     // of packed tokens that stay in the second cache
 constexpr int64_t PANELS_OF_THREAD = 4;      // at least, where there are enough tokens
+constexpr int64_t IN_BF16_FROM = 96;         // tokens, from which quantized weights become bfloat16 for a call
 constexpr int64_t ALONE = 8192;             // activations that every thread quantizes for itself
 
 inline std::mutex call_mutex;  // scratch is the process's: two engines in one process take turns
@@ -35,26 +37,32 @@ struct Room {  // what one call needs of the scratch
     float* sums = nullptr;
     int32_t* halves = nullptr;
     FineTaken fine{};
+    uint16_t* narrow = nullptr;  // [tokens, columns] in bfloat16, before they are packed
     uint16_t* packed = nullptr;  // of LinearKernels::pack_tokens, block after block
 };
 
-inline Room room(Arena& arena, const Linear& linear, int64_t tokens, bool widen, bool tiled, bool packs) {
+struct Forms {  // of activations, that one call needs
+    bool wide, codes, tiled, narrow, packed;
+};
+
+inline Room room(Arena& arena, const Linear& linear, int64_t tokens, const Forms& forms) {
     Room r;
     const int64_t all = tokens * linear.columns;
-    if (packs) r.packed = arena.take<uint16_t>((tokens + 15) / 16 * 16 * packed_columns(linear.columns));
-    if (widen) r.values = arena.take<float>(all);
-    if (linear.quantized && linear.fine) {
+    if (forms.narrow) r.narrow = arena.take<uint16_t>(all);
+    if (forms.packed) r.packed = arena.take<uint16_t>((tokens + 15) / 16 * 16 * packed_columns(linear.columns));
+    if (forms.wide) r.values = arena.take<float>(all);
+    if (forms.codes && linear.fine) {
         r.fine.codes = arena.take<int16_t>(all);
         r.fine.units = arena.take<float>(all / BLOCK);
         r.fine.sums = arena.take<float>(all / BLOCK);
         r.fine.totals = arena.take<int32_t>(all / 16);
-        if (tiled) {
+        if (forms.tiled) {
             r.fine.high = arena.take<int8_t>(all);
             r.fine.low = arena.take<int8_t>(all);
         }
-    } else if (linear.quantized) {
+    } else if (forms.codes) {
         r.codes = arena.take<int8_t>(all);
-        const int64_t scales = (tiled ? (tokens + 15) / 16 * 16 : tokens) * (linear.columns / BLOCK);
+        const int64_t scales = (forms.tiled ? (tokens + 15) / 16 * 16 : tokens) * (linear.columns / BLOCK);
         r.scales = arena.take<float>(scales);
         r.sums = arena.take<float>(scales);
         r.halves = arena.take<int32_t>(all / 16);
@@ -66,6 +74,7 @@ struct Own {  // a thread's
     Room room;
     float* out[SEVERAL];  // of groups of weights that are computed at once; a gate and its up are two
     uint8_t* codes;
+    uint16_t* wide[2];  // groups of quantized weights in bfloat16
 };
 
 inline int64_t elements_size(int32_t dtype) { return dtype == TENON_F32 ? 4 : 2; }
@@ -90,6 +99,15 @@ public:
         // A dense part reads float32 rows one after the other; quantizing reads float32.
         widen_ = call.x_type != TENON_F32 || (linear.dense && !contiguous_);
         if (linear.fine && !linear.dense) widen_ = false;  // fine codes are taken from any type
+        in_bf16_ = linear.quantized && !linear.dense && !linear.fine && !linear.alike && call.x_type != TENON_F16 &&
+                   kernels_.to_bf16 != nullptr && call.tokens >= IN_BF16_FROM;
+        if (in_bf16_) {
+            tiled_ = widen_ = alone_ = false;
+            bf16_tiles_ = packs_ = true;
+            at_once_ = 2;
+            block_ = tokens_of_panel(call.tokens, linear.columns, static_cast<int64_t>(linear.units.size()), threads);
+            return;
+        }
         for (const int32_t type : linear.types)
             if (type_info(type).quantized) tiled_ = tiled_ && call.tokens >= kernels_.tiles_from(type, linear.fine);
         const bool bf16 = call.x_type == TENON_BF16 && contiguous_ && linear.columns % 2 == 0;
@@ -182,13 +200,17 @@ private:
         return thread < threads_ ? first_unit(linear_.cost.back() * blocks() * thread / threads_) & ~pairs : count();
     }
 
-    Room lay_room(Arena& arena) const { return room(arena, linear_, call_.tokens, widen_, tiled_, packs_); }
+    Room lay_room(Arena& arena) const {
+        const bool narrows = in_bf16_ && (call_.x_type != TENON_BF16 || !contiguous_);
+        return room(arena, linear_, call_.tokens, {widen_, linear_.quantized && !in_bf16_, tiled_, narrows, packs_});
+    }
 
     Own lay_own(Arena& arena) const {
         Own own;
         if (alone_) own.room = lay_room(arena);
         for (int k = 0; k < std::max(at_once_, 2); ++k) own.out[k] = arena.take<float>(std::max<int64_t>(block_, 64) * GROUP);
-        own.codes = arena.take<uint8_t>(linear_.quantized ? linear_.columns * GROUP : 0);
+        own.codes = arena.take<uint8_t>(linear_.quantized && !in_bf16_ ? linear_.columns * GROUP : 0);
+        for (uint16_t*& wide : own.wide) wide = arena.take<uint16_t>(in_bf16_ ? linear_.columns * GROUP : 0);
         return own;
     }
 
@@ -196,15 +218,22 @@ private:
         return static_cast<const uint8_t*>(call_.x) + token * call_.x_stride * elements_size(call_.x_type);
     }
 
-    void pack(uint16_t* to, int64_t token) const {
-        const int64_t first = token / block_ * block_, tokens = std::min(block_, call_.tokens - first);
-        kernels_.pack_tokens(reinterpret_cast<const uint16_t*>(x_at(first)), linear_.columns, tokens, token - first,
-                             to + first * packed_columns(linear_.columns));
+    void narrow(uint16_t* to, int64_t token) const {
+        const int64_t columns = linear_.columns;
+        if (call_.x_type == TENON_F32) kernels_.put_row(reinterpret_cast<const float*>(x_at(token)), columns, to + token * columns, TENON_BF16);
+        else std::memcpy(to + token * columns, x_at(token), static_cast<size_t>(2 * columns));
+    }
+
+    void pack(const Room& to, int64_t token) const {
+        const int64_t columns = linear_.columns, first = token / block_ * block_, tokens = std::min(block_, call_.tokens - first);
+        const uint16_t* x = to.narrow ? to.narrow + first * columns : reinterpret_cast<const uint16_t*>(x_at(first));
+        kernels_.pack_tokens(x, columns, tokens, token - first, to.packed + first * packed_columns(columns));
     }
 
     void take(const Room& to, int64_t begin, int64_t end) const {
         const int64_t columns = linear_.columns;
-        for (int64_t t = begin; to.packed != nullptr && t < end; t += 16) pack(to.packed, t);
+        for (int64_t t = begin; to.narrow != nullptr && t < end; ++t) narrow(to.narrow, t);
+        for (int64_t t = begin; to.packed != nullptr && t < end; t += 16) pack(to, t);
         for (int64_t t = begin; t < end; ++t) {
             const int64_t lane = tiled_ ? t % 16 : 0, at = (t - lane) * (columns / BLOCK) + lane;
             if (to.values != nullptr || to.codes != nullptr)
@@ -241,7 +270,7 @@ private:
         return std::max(count, 1);
     }
     bool is_tiled(const Unit& unit) const {
-        return at_once_ > 1 && is_bf16(unit.type) && (unit.up == nullptr || is_bf16(unit.up_type));
+        return at_once_ > 1 && (in_bf16_ || (is_bf16(unit.type) && (unit.up == nullptr || is_bf16(unit.up_type))));
     }
     static bool is_bf16(int32_t type) { return static_cast<WeightType>(type) == WeightType::bf16; }
 
@@ -276,9 +305,10 @@ private:
             groups[num_groups] = units[i].up;
             types[num_groups++] = units[i].up_type;
         }
+        if (in_bf16_) return multiply_widened(own, from, first, tokens, units, groups, num_groups);
         if (!is_tiled(*units) || num_groups == 1)
             for (int g = 0; g < num_groups; ++g) multiply(own, from, first, tokens, types[g], groups[g], x, own.out[g]);
-        else if (packs_) return multiply_panel(own, from, first, tokens, units, groups);
+        else if (packs_) return multiply_panel(own, from, first, tokens, units, count, groups);
         else if (at_once_ > 2) kernels_.multiply_several(groups, num_groups, x, tokens, own.out);
         else kernels_.multiply_pair(groups[0], groups[1], x, tokens, own.out[0], own.out[1]);
         float* const* out = own.out;
@@ -288,11 +318,24 @@ private:
         }
     }
 
-    void multiply_panel(const Own& own, const Room& from, int64_t first, int64_t tokens, const Unit* units,
+    // Quantized groups, a pair or an odd last one, in bfloat16.
+    void multiply_widened(const Own& own, const Room& from, int64_t first, int64_t tokens, const Unit* units,
+                          const uint8_t* const* groups, int num_groups) const {
+        const uint8_t* wide[2] = {reinterpret_cast<const uint8_t*>(own.wide[0]), reinterpret_cast<const uint8_t*>(own.wide[num_groups - 1])};
+        const bool is_gated = units->up != nullptr;
+        for (int g = 0; g < num_groups; ++g) {
+            const Unit& unit = units[is_gated ? 0 : g];
+            kernels_.to_bf16(is_gated && g == 1 ? unit.up_type : unit.type, groups[g], linear_.columns, own.wide[g]);
+        }
+        multiply_panel(own, from, first, tokens, units, is_gated ? 1 : num_groups, wide);
+    }
+
+    // One gated unit, or `count` plain ones of two: what is beside a last one is not kept.
+    void multiply_panel(const Own& own, const Room& from, int64_t first, int64_t tokens, const Unit* units, int count,
                         const uint8_t* const* groups) const {
         Panel panel{{groups[0], groups[1]}, from.packed + first * packed_columns(linear_.columns), linear_.columns, tokens, {own.out[0], own.out[1]}, {},
                     units->up != nullptr, call_.y_type, call_.y_stride};
-        for (int i = 0; i < (panel.is_gated ? 1 : 2); ++i)
+        for (int i = 0; i < count; ++i)
             panel.ends[i] = {units[i].bias, units[i].up_bias, y_at(first, units[i]), units[i].rows};
         kernels_.multiply_panel(panel);
     }
@@ -310,6 +353,7 @@ private:
     const LinearKernels& kernels_;
     const int threads_;
     bool contiguous_, widen_, alone_, bf16_tiles_, packs_, tiled_ = linear_.quantized;
+    bool in_bf16_;  // quantized weights, for this call
     int at_once_;  // groups of bfloat16: a power of two
     int64_t block_;
     Room shared_;

@@ -117,7 +117,8 @@ extern "C" int tenon_cpu_linear_new(const tenon_linear_part* parts, int32_t coun
                                     int32_t epilogue, void** linear) {
     if (parts == nullptr || linear == nullptr || count < 1 || count > 1024) return TENON_BAD_ARGUMENT;
     const bool fine = (epilogue & TENON_FINE) != 0;
-    epilogue &= ~TENON_FINE;
+    const bool alike = (epilogue & TENON_ALIKE) != 0;
+    epilogue &= ~(TENON_FINE | TENON_ALIKE);
     if (epilogue != TENON_PLAIN && epilogue != TENON_SILU_MUL) return TENON_BAD_ARGUMENT;
     for (int i = 0; i < count; ++i)
         if (const int status = tenon::check_part(parts[i], columns)) return status;
@@ -126,6 +127,7 @@ extern "C" int tenon_cpu_linear_new(const tenon_linear_part* parts, int32_t coun
     if (made == nullptr) return TENON_NO_MEMORY;
     made->columns = columns;
     made->fine = fine;
+    made->alike = alike;
     try {
         tenon::build(*made, parts, count, bias, epilogue == TENON_SILU_MUL);
     } catch (const std::bad_alloc&) {

@@ -20,6 +20,7 @@ struct Linear {
     int64_t columns = 0, rows = 0;  // rows: columns of y
     bool quantized = false, dense = false;
     bool fine = false;  // activations of quantized parts are int16 codes, not int8
+    bool alike = false;  // a token's sums are the same beside any others
     std::vector<int32_t> types;  // of parts, each once
     std::vector<Unit> units;
     std::vector<int64_t> cost;  // [units + 1], bytes before a unit
