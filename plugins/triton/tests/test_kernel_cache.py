@@ -65,8 +65,7 @@ def _as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(MovableCache, name, None)
     for name in ("dir", "manager_class"):
         monkeypatch.setitem(kernel_cache.knobs.cache.__dict__, name, getattr(kernel_cache.knobs.cache, name))
-    for name in ("TRITON_CACHE_DIR", "TRITON_CACHE_MANAGER"):  # which Triton sets for processes that we start
-        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("TRITON_CACHE_DIR", kernel_cache.knobs.cache.dir)  # Triton sets it, for processes that we start
 
 
 @pytest.mark.usefixtures("_as_at_first")

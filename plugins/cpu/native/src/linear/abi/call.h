@@ -337,6 +337,7 @@ private:
                     units->up != nullptr, call_.y_type, call_.y_stride};
         for (int i = 0; i < count; ++i)
             panel.ends[i] = {units[i].bias, units[i].up_bias, y_at(first, units[i]), units[i].rows};
+        if (count == 1) panel.ends[1].y = panel.ends[0].y;  // of no rows
         kernels_.multiply_panel(panel);
     }
 
