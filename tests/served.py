@@ -35,6 +35,15 @@ class Served:
         assert found is not None, text
         return float(found[1])
 
+    def metric_of(self, name: str, **labels: str) -> float:
+        """The value of a metric with these labels beside the model's name."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        (found,) = [
+            row for row in text.splitlines() if row.startswith(f"{name}{{") and all(one in row for one in wanted)
+        ]
+        return float(found.rpartition(" ")[2])
+
     def settle(self) -> None:
         """Wait until no request runs or waits, and every KV block is free again."""
         deadline = time.monotonic() + LIMIT_S

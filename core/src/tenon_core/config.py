@@ -120,6 +120,9 @@ class PlatformConfig:
     strict_ops: bool = flag(False, "refuse to run ops on their reference kernels")
     batch_invariant: bool = flag(False, "the same tokens whatever else is in the batch")
     enforce_eager: bool = flag(False, "no captured or compiled executables")
+    enable_sleep_mode: bool = flag(
+        False, "let the engine sleep: weights and KV cache leave the device when asked to (POST /sleep) and come back"
+    )
     seed: int = flag(0, "seed of the dummy weights and of requests that bring none (their own seeds derive from it)")
 
 

@@ -29,6 +29,7 @@ from tenon_core.client.prompts import Params, PromptLike, as_list, as_params, as
 from tenon_core.client.templates import ChatTemplate
 from tenon_core.client.tokenizer import ClientTokenizer
 from tenon_core.config import EngineConfig
+from tenon_core.engine.sleep_pools import pools_named, pools_of_level
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
 from tenon_core.torch_import import preload_torch
@@ -179,6 +180,8 @@ class LLM(PoolingFace):
     ) -> list[ActiveRequest]:
         """All requests to their ends, no other thread using the engine meanwhile."""
         link = self._open_link()
+        if link.asleep:
+            raise ConfigError("this LLM sleeps, and nobody could wake it up meanwhile", remedy="call wake_up() first")
         waiting = deque(starts)
         started: list[ActiveRequest] = []
         try:
@@ -223,6 +226,30 @@ class LLM(PoolingFace):
             link = self._open_link()
             if isinstance(link, InlineLink):
                 link.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back: weights to the host's, the KV cache dropped. For `enable_sleep_mode=True`.
+
+        Raises `RequestError` for another level, `ConfigError` where it was not enabled, `CapacityError` where the host
+        has no room; the engine is awake then.
+        """
+        pools = pools_of_level(level)
+        with self._turn:
+            self._open_link().sleep(pools)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring memory back: of these pools ("weights", "kv_cache"), or of all.
+
+        Raises `RequestError` for an unknown one, `CapacityError` where the device has no room: it sleeps on then.
+        """
+        pools = pools_named(() if tags is None else tags)
+        with self._turn:
+            self._open_link().wake(pools)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether memory is given back: nothing can be generated then."""
+        return bool(self._open_link().asleep)
 
     def _open_link(self) -> SteppedLink:
         if self._pid != os.getpid():

@@ -91,7 +91,9 @@ def null_engine(
         eos_token_ids=eos_token_ids,
     )
     platform = LimitedPlatform(is_async=is_async, limits=limits or {}, shares_host_memory=shares_host_memory)
-    settings: dict[str, Any] = {"max_num_seqs": 4, "block_size": 4, "max_num_batched_tokens": 32, **flat}
+    settings: dict[str, Any] = {
+        "max_num_seqs": 4, "block_size": 4, "max_num_batched_tokens": 32, "enable_sleep_mode": True, **flat,
+    }  # fmt: skip
     return build(source, platform, max_model_len=MAX_LEN, **settings)
 
 

@@ -1,4 +1,4 @@
-"""The engine under any interleaving of submissions, aborts, failures and steps: rows and blocks always add up.
+"""The engine under any interleaving of submissions, aborts, failures, sleep and steps: rows and blocks always add up.
 
 On the null platform, so that only logic runs. Beside integrity it is checked that every request gets exactly the
 tokens it asked for, that ends come once, and that the engine never stops while it has work.
@@ -18,6 +18,7 @@ from null_engine import MAX_LEN, VARIANTS, null_engine
 from tenon_core.engine.messages import FinishReason, GenerateRequest, split_key
 from tenon_core.execution.delta import StepDelta
 from tenon_platforms.errors import CapacityError, RequestError
+from tenon_platforms.pools import Pool
 
 pytestmark = [pytest.mark.unit, pytest.mark.null]
 
@@ -64,6 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.asked: dict[int, GenerateRequest] = {}
         self.aborted: set[int] = set()
         self.failures = 0
+        self.asleep: set[Pool] = set()
 
     @initialize(variant=st.sampled_from(sorted(VARIANTS)))
     def start(self, variant: str) -> None:
@@ -122,6 +124,24 @@ class EngineMachine(RuleBasedStateMachine):
             if self.engine.has_work():
                 self.outcome.take(self.engine.step())
 
+    @rule(pools=st.sets(st.sampled_from(tuple(Pool)), min_size=1))
+    def sleep(self, pools: set[Pool]) -> None:
+        self.engine.sleep(pools)
+        self.asleep |= pools
+        assert set(self.engine.sleeping.asleep) == self.asleep
+        if Pool.KV_CACHE in pools:
+            assert self.engine.memory.allocator.num_free == self.engine.memory.allocator.num_blocks - 1
+        while self.engine.has_work():  # what had landed is told, and no more
+            self.outcome.take(self.engine.step())
+        assert not any(self.engine.table.in_flight)
+
+    @precondition(lambda self: self.asleep)
+    @rule(data=st.data())
+    def wake(self, data: st.DataObject) -> None:
+        pools = data.draw(st.sets(st.sampled_from(sorted(self.asleep)), min_size=1))
+        self.engine.wake(pools)
+        self.asleep -= pools
+
     @rule()
     def reset_prefix_cache(self) -> None:
         self.engine.reset_prefix_cache()
@@ -141,6 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.executor.armed = 0
+        self.engine.wake(tuple(Pool))
         drive(self.engine, outcome=self.outcome)
         expected = {identity << 16 | sample for identity, one in self.asked.items() for sample in range(one.params.n)}
         assert set(self.outcome.finished) == expected

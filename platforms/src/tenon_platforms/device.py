@@ -7,16 +7,18 @@ says so with `is_async`. Nothing here may create a context before `open` is call
 from __future__ import annotations
 
 import errno
-import math
-import mmap
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .host_pages import HostPages
+from .pools import Pool
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +101,6 @@ class Event:
 NULL_EVENT = Event()
 _IN_INFERENCE: AbstractContextManager[Any] = nullcontext()
 HOST = torch.device("cpu")  # where host tensors live
-LAZY_BYTES = 2**20  # smaller host tensors are zeroed at once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +122,9 @@ class Device:
     load_policy: LoadPolicy = LoadPolicy.MMAP
     load_threads: int = 1
     process_model: ProcessModel = field(default_factory=ProcessModel)
+    _pages: HostPages = field(default_factory=HostPages)
+    _pool: Pool | None = None  # that `zeros` belong to, inside `pool`
+    _cache_sleeps: bool = False
 
     def open(self) -> None:
         """Make this the process's current device; the first call that may create a context."""
@@ -145,19 +149,43 @@ class Device:
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A zeroed tensor on the device. On the host its pages are taken only when they are first written."""
         if self.torch_device == HOST:
-            return _zero_pages(shape, dtype)
+            return self._pages.zeros(shape, dtype, self._pool)
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A host tensor that `copy` can read and write without staging (pinned, where that exists)."""
         return torch.empty(shape, dtype=dtype)
 
-    def sleep(self, tags: tuple[str, ...]) -> bool:
-        """Release the tagged pools' memory ("weights", "kv"); False: this device keeps it."""
-        return False
+    @contextmanager
+    def pool(self, pool: Pool) -> Iterator[None]:
+        """What this thread allocates inside, in whatever way, belongs to `pool`; may be entered again for more.
 
-    def wake(self, tags: tuple[str, ...]) -> None:
-        """Bring the tagged pools back; contents are undefined for "kv"."""
+        Only an engine that may sleep enters it. The host's knows what was made with `zeros`.
+        """
+        before, self._pool = self._pool, pool
+        try:
+            yield
+        finally:
+            self._pool = before
+
+    def sleep(self, pools: tuple[Pool, ...]) -> int:
+        """Give these pools' memory back; returns the bytes, 0 where this device keeps all of it (weights on the host).
+
+        Nothing is queued. Tensors keep their addresses, and nobody reads or writes them until `wake`. Raises
+        `CapacityError` where what must be kept has no room; then nothing sleeps that did not before. Pools that sleep
+        already are passed over.
+        """
+        if Pool.KV_CACHE not in pools or self._cache_sleeps:
+            return 0
+        self._cache_sleeps = True
+        return self._pages.give_back(Pool.KV_CACHE)
+
+    def wake(self, pools: tuple[Pool, ...]) -> None:
+        """Memory for these pools at the same addresses: WEIGHTS as they were, a KV_CACHE zeroed.
+
+        Raises `CapacityError` where there is none; they sleep on then. Pools that are awake are passed over.
+        """
+        self._cache_sleeps &= Pool.KV_CACHE not in pools
 
     # work
 
@@ -198,14 +226,6 @@ class Device:
         if is_enomem or isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             return Fault.OUT_OF_MEMORY
         return Fault.REQUEST
-
-
-def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros over anonymous pages: a pool of gigabytes costs nothing until it is used."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes < LAZY_BYTES:
-        return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 def _host_memory() -> tuple[int, int]:

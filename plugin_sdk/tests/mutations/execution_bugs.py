@@ -19,6 +19,7 @@ from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.linear import MergedLinearSpec
 from tenon_platforms.ops.norm import RMSNormSpec
 from tenon_platforms.ops.table import OpTable
+from tenon_platforms.pools import Pool
 from tenon_platforms.shapes import LatticeShapes, ScheduleLimits, ShapeKey, ShapePolicy
 from tenon_sim.attention import SimAttention, SimPlan
 from tenon_sim.execution import SimExecutable, SimExecution
@@ -198,6 +199,38 @@ class DirtyZeros(Device):
         return torch.ones(shape, dtype=dtype)
 
 
+class LosesWeights(Device):
+    """What `zeros` and `empty` made for weights is cleared by sleep, and nobody kept it."""
+
+    weights: Any = None
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        made = torch.empty(shape, dtype=dtype)
+        if self._pool is Pool.WEIGHTS:
+            LosesWeights.weights = made
+        return made
+
+    def sleep(self, pools: tuple[Pool, ...]) -> int:
+        if Pool.WEIGHTS in pools and LosesWeights.weights is not None:
+            LosesWeights.weights.zero_()
+            LosesWeights.weights = None
+            return 1
+        return 0
+
+
+class KeepsTheCache(Device):
+    """Says that it gave the cache back, and has it as it was."""
+
+    is_asleep = False
+
+    def sleep(self, pools: tuple[Pool, ...]) -> int:
+        before, KeepsTheCache.is_asleep = KeepsTheCache.is_asleep, True
+        return 0 if before else 1
+
+    def wake(self, pools: tuple[Pool, ...]) -> None:
+        KeepsTheCache.is_asleep = False
+
+
 def offering(spec_type: Any, make: Any, features: frozenset[str] = frozenset()) -> Any:
     """The reference with one more offer."""
 
@@ -240,6 +273,8 @@ def register(to: Registry) -> None:
         ),
         ("memory-info", "L1/facts", "more free than there is", lambda: PlantedDevice(ImpossibleMemory)),
         ("dirty-zeros", "L1/tensors/float32", "zeros that are not", lambda: PlantedDevice(DirtyZeros)),
+        ("weights-lost", "L1/sleep", "sleep keeps no weights", lambda: PlantedDevice(LosesWeights)),
+        ("cache-kept", "L1/sleep", "a cache that wakes up as it was", lambda: PlantedDevice(KeepsTheCache)),
         ("offer-raises", "L2/refusals", "an offer that raises", offering(RMSNormSpec, raises)),
         (
             "no-without-reason",

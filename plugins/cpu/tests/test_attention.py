@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tenon_cpu import kv_cache
 from tenon_cpu.attention import CPUAttention, _split_by_length
 from tenon_cpu.step_memo import StepMemo
 from tenon_platforms.batch import GQAInputs
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 
@@ -72,7 +72,7 @@ def scatter_context(
 
 def check(spec: AttentionSpec, rows: list[tuple[int, int]], block_size: int, make_batch: Callable[..., Any]) -> None:
     """rows: (query length, sequence length), decodes first."""
-    backend = CPUAttention(spec, StepMemo())
+    backend = CPUAttention(spec, StepMemo(), Device())
     lengths = [length for _, length in rows]
     freed = [max(n - q + 1 - spec.sliding_window, 0) if spec.sliding_window else 0 for q, n in rows]
     cache, tables, contexts = scatter_context(backend, lengths, block_size, freed)
@@ -140,7 +140,7 @@ def test_what_is_not_served_goes_to_the_reference(make_table: Any, fields: dict[
 
 
 def test_blocks_are_copied_exported_and_imported() -> None:
-    backend = CPUAttention(spec_of(), StepMemo())
+    backend = CPUAttention(spec_of(), StepMemo(), Device())
     caches = backend.allocate(6, 32, 2)
     for cache in caches:
         cache.normal_()
@@ -159,7 +159,7 @@ def test_blocks_are_copied_exported_and_imported() -> None:
 
 
 def test_canonical_form_is_what_was_written() -> None:
-    backend = CPUAttention(spec_of(), StepMemo())
+    backend = CPUAttention(spec_of(), StepMemo(), Device())
     cache = backend.allocate(3, 16, 1)[0]
     key, value = torch.randn(16, 2, 16), torch.randn(16, 2, 16)
     backend.write_kv(key, value, cache, torch.arange(16, 32, dtype=torch.int32))
@@ -167,4 +167,4 @@ def test_canonical_form_is_what_was_written() -> None:
     assert torch.equal(canonical[0, 0], key)
     assert torch.equal(canonical[0, 1], value)
     assert backend.layout.block_bytes(16) * 3 == cache.nbytes
-    assert not kv_cache.allocate(2, 16, 1, 8).any()
+    assert not backend.allocate(2, 16, 1)[0].any()

@@ -7,10 +7,13 @@ import gc
 import pytest
 import torch
 
-from tenon_cpu.memory import ALIGNMENT, SLAB_BYTES, Slabs, zeros
+from tenon_cpu.device import CPUDevice
+from tenon_cpu.memory import ALIGNMENT, LARGE_PAGE, SLAB_BYTES, Slabs
 from tenon_cpu.native_attention import NativeAttention
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
+from tenon_platforms.pools import Pool
 
 pytestmark = pytest.mark.unit
 
@@ -42,12 +45,20 @@ def test_pieces_outlive_the_slab_and_the_slab_does_not_outlive_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_zeros_are_memory_of_their_own(dtype: torch.dtype) -> None:
-    first, second = zeros((5, 7), dtype), zeros((5, 7), dtype)
-    assert (first.shape, first.dtype, first.data_ptr() % ALIGNMENT) == ((5, 7), dtype, 0)
-    first.fill_(1)
-    assert not second.any()
-    assert zeros((0, 7), dtype).shape == (0, 7)
+def test_a_cache_begins_with_a_large_page_and_gives_its_pages_back(dtype: torch.dtype) -> None:
+    device = CPUDevice()
+    with device.pool(Pool.KV_CACHE):
+        cache, other = device.zeros((700, 1024), dtype), device.zeros((0, 7), dtype)
+    kept = device.zeros((700, 1024), dtype)
+    assert (cache.shape, cache.dtype, other.shape) == ((700, 1024), dtype, (0, 7))
+    assert cache.data_ptr() % LARGE_PAGE == kept.data_ptr() % LARGE_PAGE == 0
+    cache.fill_(7)
+    kept.fill_(7)
+    assert device.sleep((Pool.WEIGHTS,)) == 0
+    assert device.sleep((Pool.KV_CACHE,)) >= cache.nbytes
+    device.wake((Pool.KV_CACHE,))
+    assert not cache.any()
+    assert bool((kept == 7).all())
 
 
 def test_the_layers_of_a_block_are_neighbours() -> None:
@@ -55,7 +66,7 @@ def test_the_layers_of_a_block_are_neighbours() -> None:
     spec = AttentionSpec(
         num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32
     )
-    caches = NativeAttention(spec).allocate(100, 64, 30)
+    caches = NativeAttention(spec, Device()).allocate(100, 64, 30)
     block = 2 * 64 * 64
     assert [cache.data_ptr() - caches[0].data_ptr() for cache in caches] == [4 * block * i for i in range(30)]
     assert all(cache.shape == (100, 1, 2, 64 * 64) and cache.stride(0) == 30 * block for cache in caches)

@@ -22,6 +22,7 @@ from tenon_cpu.native_attention import NativeAttention, has_tiles, refuses
 from tenon_cpu.ops.native_weights import Packer
 from tenon_cpu.ops.offers import register_native
 from tenon_platforms.batch import GQAInputs
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.ops.quantized_kv import dequantize_heads, quantize_heads
@@ -78,7 +79,7 @@ def check(
     shared: int = 0,
 ) -> None:
     """rows: (query length, sequence length), decodes first. shared: leading blocks that all rows have in common."""
-    backend = NativeAttention(spec)
+    backend = NativeAttention(spec, Device())
     kv = to_torch(backend.layout.canonical_dtype)
     lengths = [length for _, length in rows]
     counts = [-(-length // block_size) for length in lengths]
@@ -170,7 +171,7 @@ def test_long_contexts_are_split_and_merged(isa: str, make_batch: Any) -> None:
 
 def test_a_token_does_not_depend_on_its_batch(isa: str, make_batch: Any) -> None:
     spec = spec_of(9, 3, 64)
-    backend = NativeAttention(spec)
+    backend = NativeAttention(spec, Device())
     cache = backend.allocate(64, 64, 1)[0]
     cache.normal_()
     tables = [[5, 9, 20, 3, 8, 2, 1], [7, 6, 11], [30 + i for i in range(30)]]
@@ -185,7 +186,7 @@ def test_a_token_does_not_depend_on_its_batch(isa: str, make_batch: Any) -> None
 
 def test_padding_rows_are_finite_and_a_plan_is_updated_in_place(isa: str, make_batch: Any) -> None:
     spec = spec_of(6, 2, 32)
-    backend = NativeAttention(spec)
+    backend = NativeAttention(spec, Device())
     cache = backend.allocate(8, 32, 1)[0]
     cache[1:].normal_()
     cache[0] = NAN  # nobody may read it here
@@ -212,7 +213,7 @@ def test_padding_rows_are_finite_and_a_plan_is_updated_in_place(isa: str, make_b
 )
 def test_int8_is_the_contracts(isa: str, heads: tuple[int, int], dim: int, dtype: DType, size: float) -> None:
     """As the contract's reference has it, but for a code where a value lies half way between two."""
-    backend = NativeAttention(spec_of(*heads, dim, dtype=dtype, kv_dtype=DType.INT8))
+    backend = NativeAttention(spec_of(*heads, dim, dtype=dtype, kv_dtype=DType.INT8), Device())
     cache = backend.allocate(4, 32, 1)[0]
     key, value = (torch.randn(40, heads[1], dim).mul_(size).to(to_torch(dtype)) for _ in range(2))
     key[3], value[5, 0, 1], key[7, 0, 0] = 0, NAN, float("inf")
@@ -228,7 +229,7 @@ def test_int8_is_the_contracts(isa: str, heads: tuple[int, int], dim: int, dtype
 
 
 def test_int8_blocks_are_exchanged_and_copied(isa: str) -> None:
-    backend = NativeAttention(spec_of(kv_dtype=DType.INT8))
+    backend = NativeAttention(spec_of(kv_dtype=DType.INT8), Device())
     caches = backend.allocate(5, 32, 2)
     assert backend.layout.block_bytes(32) * 5 == caches[0].nbytes
     key, value = torch.randn(2, 64, 2, 16)
@@ -244,7 +245,7 @@ def test_int8_blocks_are_exchanged_and_copied(isa: str) -> None:
 
 @pytest.mark.parametrize("kv_dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
 def test_canonical_form_is_what_was_written(isa: str, kv_dtype: DType) -> None:
-    backend = NativeAttention(spec_of(kv_dtype=kv_dtype))
+    backend = NativeAttention(spec_of(kv_dtype=kv_dtype), Device())
     caches = backend.allocate(4, 32, 2)
     assert not any(cache.any() for cache in caches)
     assert backend.layout.block_bytes(32) * 4 == caches[0].nbytes
@@ -285,7 +286,7 @@ def test_prompts_by_tiles_are_not_called_invariant(
     """A chunk of one token has vectors, and weights that are not rounded."""
     monkeypatch.setattr(native, "current_isa", lambda: isa_is)
     table = OpTable(platform="cpu")
-    register_native(table, Packer())
+    register_native(table, Device(), Packer())
     spec = spec_of(dim=dim, dtype=dtype, kv_dtype=dtype)
     assert has_tiles(spec) is tiles
     assert table.choose(spec).flags.batch_invariant is not tiles

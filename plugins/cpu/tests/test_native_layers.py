@@ -16,6 +16,7 @@ from tenon_cpu import native
 from tenon_cpu.native_attention import NativeAttention
 from tenon_cpu.ops import native_layers, native_rows
 from tenon_platforms.batch import NUM_ROW_COLUMNS, HostBatch, RowColumn, RowState, SamplingBatch, StepInputs
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel
 from tenon_platforms.noise import gumbel, sequence_key, token_bits
@@ -133,7 +134,7 @@ def test_rotation_and_write(
         turning = dim // 2 if rotary == "part" else dim
         rope = RopeSpec(head_dim=dim, rotary_dim=turning, base=1e4, max_positions=64, interleaved=rotary == "pairs")
     shape = {"num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": dim}
-    backend = NativeAttention(AttentionSpec(**shape, scale=1.0, dtype=dtype, kv_dtype=kv_dtype))
+    backend = NativeAttention(AttentionSpec(**shape, scale=1.0, dtype=dtype, kv_dtype=kv_dtype), Device())
     spec = QKNormRopeKVWriteSpec(
         num_heads=heads[0],
         num_kv_heads=heads[1],

@@ -35,6 +35,7 @@ class Attached(Supervisor):
     async def lose(self, error: TenonError) -> None:
         """The engine is gone, with its requests."""
         self._state, self.failure = EngineState.FAILED, error
+        self.sleeping.lose(error)
         self.on_lost(error)
         await self._leave()
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenon_core.config import EngineConfig
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
 from tenon_core.torch_import import import_torch
-from tenon_platforms.errors import DeviceError
+from tenon_platforms.errors import CapacityError, ConfigError, DeviceError
+from tenon_platforms.pools import Pool
 
 if TYPE_CHECKING:
     from tenon_core.engine.engine import Engine
     from tenon_platforms.device import Device
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +91,29 @@ class InlineLink:
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes."""
         self.engine.reset_prefix_cache()
+
+    def sleep(self, pools: Sequence[Pool]) -> int:
+        """Give pools of the device back; bytes."""
+        return self._moved(lambda: self.engine.sleep(pools))
+
+    def wake(self, pools: Sequence[Pool]) -> None:
+        """Bring pools back."""
+        self._moved(lambda: self.engine.wake(pools))
+
+    @property
+    def asleep(self) -> tuple[Pool, ...]:
+        """Pools that sleep."""
+        return self.engine.sleeping.asleep
+
+    def _moved(self, move: Callable[[], T]) -> T:
+        """What was refused has changed nothing; after anything else, nobody knows."""
+        try:
+            return move()
+        except (ConfigError, CapacityError):
+            raise
+        except BaseException:
+            self.is_torn = True
+            raise
 
     def shutdown(self) -> None:
         """Give the device back."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import DeviceError
+from tenon_platforms.pools import Pool
 
 
 class EngineLostError(DeviceError):
@@ -53,6 +54,19 @@ class SteppedLink(EngineLink, Protocol):
 
     def stats(self) -> EngineStats:
         """The engine's counters."""
+        ...
+
+    def sleep(self, pools: Sequence[Pool]) -> int:
+        """Give pools of the device back; bytes. Raises `ConfigError`, `CapacityError`."""
+        ...
+
+    def wake(self, pools: Sequence[Pool]) -> None:
+        """Bring pools back. Raises `ConfigError`, `CapacityError`."""
+        ...
+
+    @property
+    def asleep(self) -> tuple[Pool, ...]:
+        """Pools that sleep."""
         ...
 
     def shutdown(self) -> None:

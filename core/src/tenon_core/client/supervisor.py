@@ -23,11 +23,13 @@ from tenon_core.engine.messages import (
     Failed,
     Heartbeat,
     Ready,
+    SleepState,
     StepUpdate,
 )
 from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
 
 from .engine_process import EngineProcess
+from .sleeping import Sleeping
 from .zmq_link import ZmqLink
 
 LOG = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Supervisor:
     num_restarts: int = 0
     process: EngineProcess | None = None
     link: ZmqLink | None = None
+    sleeping: Sleeping = field(default_factory=Sleeping)
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # set when it will not run again
     _state: EngineState = EngineState.STARTING
     _last_heard: float = 0.0
@@ -117,7 +120,10 @@ class Supervisor:
                 self.on_stats(message.stats)
         elif isinstance(message, Ready):
             self._state = EngineState.READY
+            self.sleeping.take(message)
             self.on_ready(message)
+        elif isinstance(message, SleepState):
+            self.sleeping.take(message)
         elif isinstance(message, Failed):
             self._said = KINDS.get(message.kind, DeviceError)(message.message)
 
@@ -152,6 +158,7 @@ class Supervisor:
         self._state = EngineState.FAILED
         self.failure = self._said or DeviceError(f"the engine process ended {how}", remedy="see the lines above")
         LOG.error("%s", self.failure.message)
+        self.sleeping.lose(self.failure)
         self.on_lost(self.failure)
         if self.link is not None:
             await self.link.close()

@@ -86,17 +86,18 @@ class ZmqLink:
 
     def submit(self, request: GenerateRequest) -> None:
         """Send a request; a refusal comes back as the request's end."""
-        self._send(request)
+        self.send(request)
 
     def abort(self, *, ids: Sequence[int] = (), keys: Sequence[int] = ()) -> None:
         """End requests, or single samples."""
-        self._send(AbortRequest(ids=tuple(ids), keys=tuple(keys)))
+        self.send(AbortRequest(ids=tuple(ids), keys=tuple(keys)))
 
     def shutdown(self, *, drain: bool = False) -> None:
         """Ask the engine to end."""
-        self._send(Shutdown(drain=drain))
+        self.send(Shutdown(drain=drain))
 
-    def _send(self, message: ClientMessage) -> None:
+    def send(self, message: ClientMessage) -> None:
+        """Any message."""
         self._send_frames(self._encoder.encode(message))
 
     def _send_frames(self, payload: bytes) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from tenon_platforms.model import ModelSpec
 from tenon_platforms.ops.rows import RowWritesSpec
 from tenon_platforms.ops.table import OpTable
 from tenon_platforms.platform import Platform
+from tenon_platforms.pools import Pool
 from tenon_platforms.shapes import ShapePolicy
 
 from .block_allocator import BlockAllocator
@@ -46,6 +48,7 @@ from .outputs import OutputRouter
 from .prefix_cache import PrefixCache
 from .promises import check_determinism, check_indices, max_blocks_of
 from .schedule import Scheduler, SchedulerContext
+from .sleep import Sleep
 
 if TYPE_CHECKING:
     from tenon_core.sampling.grammar import Vocabulary
@@ -153,9 +156,11 @@ def assemble(
     )
     sockets.platform.register_ops(table, device)
     reader = WeightReader(source=source.weights, to_device=_mover(device), on_read=on_read)
-    model = ModelBuilder(
-        spec=spec, names=source.names, table=table, device=device, reader=reader, dtype=dtype, kv_dtype=kv_dtype
-    ).build()
+    pool = device.pool if config.platform.enable_sleep_mode else _no_pool
+    with pool(Pool.WEIGHTS):
+        model = ModelBuilder(
+            spec=spec, names=source.names, table=table, device=device, reader=reader, dtype=dtype, kv_dtype=kv_dtype
+        ).build()
     if left := [name for name in reader.unused() if not _is_derived(name)]:
         LOG.warning("the checkpoint has %d tensors this model does not use: %s", len(left), ", ".join(left[:8]))
     backends = [group.backend for group in model.groups]
@@ -194,7 +199,8 @@ def assemble(
         block_size=block_size,
         max_tokens=policy.limits.max_tokens,
     )
-    _allocate_caches(model, device, memory, block_size)
+    with pool(Pool.KV_CACHE):
+        _allocate_caches(model, device, memory, block_size)
     depth = 1 if config.scheduler.overlap and device.is_async else 0
     runner = Runner(
         model=model,
@@ -224,6 +230,10 @@ def assemble(
         capabilities=sockets.capabilities,
         block_size=block_size,
     )
+
+
+def _no_pool(pool: Pool) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _engine(
@@ -271,6 +281,7 @@ def _engine(
         platform=sockets.platform.name,
         refused_features=dict(sockets.capabilities.refused),
         pooling=source.pooling,
+        can_sleep=config.platform.enable_sleep_mode,
     )
     if config.model.max_model_len is not None and facts.max_resident_tokens < max_model_len:
         raise ConfigError(
@@ -299,6 +310,7 @@ def _engine(
             eos_token_ids=source.eos_token_ids,
             load=_vocabulary(source, config.structured_outputs.structured_outputs_backend),
         ),
+        sleeping=Sleep(device=sockets.device, memory=memory, scheduler=scheduler, can_sleep=facts.can_sleep),
         device=sockets.device,
         depth=depth,
         max_waiting=config.scheduler.max_waiting,

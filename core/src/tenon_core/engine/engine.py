@@ -25,6 +25,7 @@ from tenon_core.sampling.validate import ModelFacts, beam_ends, validate_pooling
 from tenon_core.state.rows import RowTable
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.errors import CapacityError, DeviceError, RequestError
+from tenon_platforms.pools import Pool
 
 from .beam_group import BeamGroup
 from .deltas import DeltaBuilder
@@ -35,6 +36,7 @@ from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
 from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
+from .sleep import Sleep
 
 LOG = logging.getLogger(__name__)
 MAX_POOLED_BYTES = 16 * 2**20  # of vectors in one update; a message has its greatest size
@@ -54,6 +56,7 @@ class Engine:
     deltas: DeltaBuilder
     outputs: OutputRouter
     grammars: Grammars
+    sleeping: Sleep
     device: Device
     depth: int
     max_waiting: int
@@ -61,6 +64,7 @@ class Engine:
     on_step: Callable[[int], None] = lambda num_tokens: None  # tokens in flight, before the host may wait for them
     kernels: tuple[KernelUse, ...] = ()  # what was chosen at the start, to be told
     _flights: deque[Flight] = field(default_factory=deque)
+    _landed: deque[StepUpdate] = field(default_factory=deque)  # before it fell asleep, to be told
     _requests: dict[int, list[Sequence]] = field(default_factory=dict)
     _ended: list[Finished] = field(default_factory=list)  # to be told with the next update
     _pooled: deque[Pooled] = field(default_factory=deque)  # to be told as messages have room for them
@@ -185,9 +189,22 @@ class Engine:
         """Forget every cached prefix."""
         self.memory.allocator.forget_all()
 
+    def sleep(self, pools: Iterable[Pool]) -> int:
+        """Let the steps in flight land and give pools back, as `Sleep.begin`; nothing runs until all are awake."""
+        while self._flights:
+            update = self._land(self._flights.popleft())
+            if update is not None:
+                self._landed.append(update)
+        return self.sleeping.begin(tuple(pools))
+
+    def wake(self, pools: Iterable[Pool]) -> None:
+        """Bring pools back. As `Sleep.end`."""
+        self.sleeping.end(tuple(pools))
+
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._requests or self._flights or self._ended or self._pooled)
+        can_run = self._requests or self._flights
+        return bool((can_run and not self.sleeping.asleep) or self._ended or self._pooled or self._landed)
 
     # the loop
 
@@ -197,6 +214,8 @@ class Engine:
 
     def step(self) -> StepUpdate | None:
         """One iteration: schedule and launch the next step, then take in the oldest one that is due."""
+        if self._landed or self.sleeping.asleep:
+            return self._told(self._landed.popleft() if self._landed else None)
         if self.grammars.num_compiling:
             self._add_compiled()
         schedule = self.scheduler.schedule()
@@ -378,7 +397,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Rows and blocks add up; call it when idle and after every test."""
-        if not self.has_work():
+        if not self._requests and not self._flights:
             self.scheduler.settle()
             assert self.memory.allocator.num_free == self.memory.allocator.num_blocks - 1, "KV blocks leaked"
             assert self.table.num_free == self.table.max_rows, "rows leaked"

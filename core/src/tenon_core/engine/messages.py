@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.pooling import Pooling
 from tenon_core.sampling.validate import ModelFacts
+from tenon_platforms.pools import Pool
 
 SAMPLE_BITS = 16
 
@@ -68,13 +69,27 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag="reset_pre
     """Forget every cached prefix that no running request holds."""
 
 
+class GoToSleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
+    """Give these pools of the device back; answered with `SleepState`. ticket: the client's, to know the answer by."""
+
+    ticket: int
+    pools: tuple[Pool, ...]
+
+
+class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake_up"):
+    """Bring these pools back; answered with `SleepState`."""
+
+    ticket: int
+    pools: tuple[Pool, ...]
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Stop the engine. With `drain`, running requests finish first."""
 
     drain: bool = False
 
 
-ClientMessage = GenerateRequest | AbortRequest | ResetPrefixCache | Shutdown
+ClientMessage = GenerateRequest | AbortRequest | ResetPrefixCache | GoToSleep | WakeUp | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +191,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     facts: ModelFacts
     start_seconds: dict[str, float] = {}  # phase -> seconds
     kernels: tuple[KernelUse, ...] = ()
+    asleep: tuple[Pool, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -190,6 +206,19 @@ class Busy(msgspec.Struct, frozen=True, tag="busy"):
     seconds: float
 
 
+class SleepState(msgspec.Struct, frozen=True, tag="sleep_state"):
+    """What sleeps now, told to all clients after one asked for a change. num_bytes: given back by it.
+
+    `message` explains why nothing changed, and `kind` is its class, "" where it did.
+    """
+
+    ticket: int
+    asleep: tuple[Pool, ...]
+    num_bytes: int = 0
+    kind: str = ""
+    message: str = ""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine could not start, or died. `kind` is the error's class name; the message carries the remedy."""
 
@@ -197,7 +226,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-EngineMessage = StepUpdate | Ready | Heartbeat | Busy | Failed
+EngineMessage = StepUpdate | Ready | Heartbeat | Busy | SleepState | Failed
 
 
 def sequence_key(request_id: int, sample_index: int) -> int:

@@ -30,7 +30,7 @@ import zmq
 from tenon_core.config import EngineConfig
 from tenon_core.observability.log import setup_logging
 from tenon_core.torch_import import import_torch, preload_torch
-from tenon_platforms.errors import CapacityError, RequestError, TenonError
+from tenon_platforms.errors import CapacityError, ConfigError, RequestError, TenonError
 
 from .clients import client_of, shares
 from .messages import (
@@ -42,11 +42,14 @@ from .messages import (
     Finished,
     FinishReason,
     GenerateRequest,
+    GoToSleep,
     Heartbeat,
     Ready,
     ResetPrefixCache,
     Shutdown,
+    SleepState,
     StepUpdate,
+    WakeUp,
     sequence_key,
 )
 from .wire import HEARTBEAT_SECONDS, LOCK_NAME, MAX_MESSAGE_BYTES, SOCKET_NAME, StartOrder
@@ -58,6 +61,7 @@ LOG = logging.getLogger(__name__)
 START_LINGER_MS = 2_000
 MAX_ORDER_BYTES = 2**20
 EXIT_FAILED = 4
+SLEEP_PATIENCE_SECONDS = 120.0  # in which the loop may be silent over moving all weights
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,8 +244,33 @@ class EngineServer:
             self.engine.abort(ids=message.ids, keys=message.keys)
         elif isinstance(message, ResetPrefixCache):
             self.engine.reset_prefix_cache()
+        elif isinstance(message, (GoToSleep, WakeUp)):
+            self._move_pools(message)
         elif isinstance(message, Shutdown):
             self._is_ending, self._is_draining = True, message.drain
+
+    def _move_pools(self, message: GoToSleep | WakeUp) -> None:
+        """Asleep or awake, and everybody is told; what cannot be done changes nothing."""
+        engine, num_bytes, failed = self.engine, 0, None
+        self.socket.send(Busy(seconds=SLEEP_PATIENCE_SECONDS))
+        try:
+            if isinstance(message, GoToSleep):
+                num_bytes = engine.sleep(message.pools)
+            else:
+                engine.wake(message.pools)
+        except (ConfigError, CapacityError) as error:
+            failed = error
+        state = SleepState(
+            ticket=message.ticket,
+            asleep=engine.sleeping.asleep,
+            num_bytes=num_bytes,
+            kind="" if failed is None else failed.kind,
+            message="" if failed is None else str(failed),
+        )
+        LOG.info("asleep: %s; %d bytes given back", ", ".join(state.asleep) or "nothing", num_bytes)
+        if self.socket.ready is not None:
+            self.socket.ready = msgspec.structs.replace(self.socket.ready, asleep=state.asleep)
+        self.socket.send(state)
 
     def _submit(self, request: GenerateRequest) -> None:
         """A request that cannot run is answered; it never harms another one."""

@@ -67,7 +67,8 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("The limit of tokens that a request has.", TOKENS_OF_A_REQUEST),
     "request_params_n": ("Samples that a request asks for.", SAMPLES),
 }  # fmt: skip
-ENDS, REFUSED, UP = "request_success", "requests_refused", "engine_up"
+ENDS, REFUSED, UP, ASLEEP = "request_success", "requests_refused", "engine_up", "engine_asleep"
+POOLS = ("weights", "kv_cache")  # of device memory, which sleep gives back
 COUNTED_HERE = (*HISTOGRAMS, ENDS, REFUSED)  # by each front end; the rest is the engine's, the same in all
 
 SAME_NAME = (

@@ -6,7 +6,7 @@ Labels come from closed sets: the served model's name, and why a request ended. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 
 from .metric_names import (
     ALIASES,
+    ASLEEP,
     CACHE,
     CACHE_LABELS,
     COUNTERS,
@@ -25,6 +26,7 @@ from .metric_names import (
     GAUGES,
     HISTOGRAMS,
     LABEL,
+    POOLS,
     PREFIX,
     REFUSED,
     STEP_TOKENS,
@@ -90,6 +92,11 @@ class EngineMetrics:
         self._up = Gauge(f"{PREFIX}{UP}", "1 while the engine answers, else 0.", (LABEL,), registry=self._inner).labels(
             model
         )
+        self._asleep = Gauge(
+            f"{PREFIX}{ASLEEP}", "1 while a pool of device memory is given back, else 0.", (LABEL, "pool"),
+            registry=self._inner,
+        )  # fmt: skip
+        self.set_asleep(())
         self._histograms: dict[str, Histogram] = {
             name: Histogram(f"{PREFIX}{name}", help_text, (LABEL,), registry=self._inner, buckets=buckets).labels(model)
             for name, (help_text, buckets) in HISTOGRAMS.items()
@@ -118,6 +125,11 @@ class EngineMetrics:
     def set_up(self, is_up: bool) -> None:
         """Whether the engine answers."""
         self._up.set(1 if is_up else 0)
+
+    def set_asleep(self, pools: Collection[str]) -> None:
+        """Which of `POOLS` are given back."""
+        for pool in POOLS:
+            self._asleep.labels(self._model, pool).set(1 if pool in pools else 0)
 
     def first_token(self, seconds: float) -> None:
         """A sequence's first token came `seconds` after its request."""

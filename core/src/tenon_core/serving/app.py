@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenon_core.observability.log import escaped
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
-from . import chat, completions, embeddings, info, playground, scoring
+from . import chat, completions, embeddings, info, playground, scoring, sleep
 from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
@@ -74,6 +74,9 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/openapi.json", described, False),
     ("POST", "/tokenize", info.tokenize, False),
     ("POST", "/detokenize", info.detokenize, False),
+    ("POST", "/sleep", sleep.sleep, False),
+    ("POST", "/wake_up", sleep.wake_up, False),
+    ("GET", "/is_sleeping", sleep.is_sleeping, False),
     ("GET", "/engine", playground.engine, False),
     ("GET", "/", playground.asset(playground.PAGE), True),
     *(("GET", f"/playground/{name}", playground.asset(name), True) for name in playground.ASSETS),

@@ -73,6 +73,7 @@ def metrics(services: Services, *, gathers: bool = True) -> Any:
 
     async def get_metrics(request: Request) -> Response:
         services.metrics.set_up(services.is_ready)
+        services.metrics.set_asleep(services.asleep)
         body, kind = services.metrics.render()
         if gathers and services.siblings:
             body = await gathered(body, services.siblings)

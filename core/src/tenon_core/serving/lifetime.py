@@ -36,7 +36,7 @@ from .config import ServerConfig
 from .http_protocol import protocol_class
 from .metrics_server import MetricsServer
 from .parsers.registry import load_parsers
-from .services import Services
+from .services import Services, SleepFace
 from .tracing import Traces
 
 LOG = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class Lifetime:
             aliases=frozenset({given}) if not self.server_config.served_model_name else frozenset(),
             metrics=EngineMetrics(names[0]),
             state=self._state,
+            sleep_face=self._sleep_face,
             grammars=GrammarChecks(
                 backend=self.engine_config.structured_outputs.structured_outputs_backend, vocabulary=self._vocabulary
             ),
@@ -106,6 +107,12 @@ class Lifetime:
     def _state(self) -> str:
         supervisor = self.supervisor
         return (EngineState.STARTING if supervisor is None else supervisor.state).value
+
+    def _sleep_face(self) -> SleepFace | None:
+        supervisor = self.supervisor
+        if supervisor is None or supervisor.link is None:
+            return None
+        return SleepFace(link=supervisor.link, sleeping=supervisor.sleeping)
 
     async def run(self, listener: socket.socket, metrics_listener: socket.socket | None = None) -> None:
         """Serve to the end; `error` says why, where it was not asked for."""

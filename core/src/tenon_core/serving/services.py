@@ -16,12 +16,15 @@ from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
 from tenon_core.client.grammars import GrammarChecks
 from tenon_core.client.samples import SampleDelta
+from tenon_core.client.sleeping import Sleeping
 from tenon_core.client.tokenizer import ClientTokenizer
+from tenon_core.client.zmq_link import ZmqLink
 from tenon_core.engine.messages import Ready
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.validate import ModelFacts
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
+from tenon_platforms.pools import Pool
 
 from .config import ServerConfig
 from .errors import HttpError, client_gone, not_ready
@@ -31,6 +34,14 @@ from .response_store import ResponseStore
 from .tracing import CURRENT, RequestSpan, Traces
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepFace:
+    """What puts the engine to sleep."""
+
+    link: ZmqLink
+    sleeping: Sleeping
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +56,7 @@ class Services:
     aliases: frozenset[str] = frozenset()
     metrics: EngineMetrics
     state: Callable[[], str]
+    sleep_face: Callable[[], SleepFace | None] = lambda: None
     created: int = field(default_factory=lambda: int(time.time()))
     generation: Generation | None = None
     facts: ModelFacts | None = None
@@ -86,6 +98,12 @@ class Services:
         """What running requests still have of it."""
         gone = 0.0 if self.draining_since is None else time.monotonic() - self.draining_since
         return max(0.0, self.config.drain_seconds - gone)
+
+    @property
+    def asleep(self) -> tuple[Pool, ...]:
+        """Pools of device memory that are given back."""
+        face = self.sleep_face()
+        return () if face is None else face.sleeping.asleep
 
     @property
     def is_ready(self) -> bool:

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tenon_platforms.attention import AttentionBackend, GraphSupport
 from tenon_platforms.batch import AttentionBatch, GQAInputs
+from tenon_platforms.device import Device
 from tenon_platforms.ops.attention import AttentionSpec
 
 from . import kv_cache
@@ -77,8 +78,9 @@ class CPUAttention(AttentionBackend):
     graph_support = GraphSupport.NEVER
     needs_exact_host_lengths = True
 
-    def __init__(self, spec: AttentionSpec, memo: StepMemo) -> None:
+    def __init__(self, spec: AttentionSpec, memo: StepMemo, device: Device) -> None:
         self.spec = spec
+        self._device = device
         self.layout = kv_cache.kv_layout(spec.num_kv_heads, spec.head_dim)
         self._memo = memo
         heads = torch.arange(spec.num_heads, dtype=torch.int32)
@@ -88,8 +90,8 @@ class CPUAttention(AttentionBackend):
     # the cache
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
-        spec = self.spec
-        return [kv_cache.allocate(num_blocks, block_size, spec.num_kv_heads, spec.head_dim) for _ in range(num_layers)]
+        shape = kv_cache.shape_of(num_blocks, block_size, self.spec.num_kv_heads, self.spec.head_dim)
+        return [self._device.zeros(shape, torch.float32) for _ in range(num_layers)]
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         block_size = cache.shape[-1] // self.spec.head_dim

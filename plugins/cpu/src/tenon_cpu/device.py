@@ -13,8 +13,11 @@ from typing import Any
 import torch
 
 from tenon_platforms.device import Device, LoadPolicy, MemoryInfo, ProcessModel
+from tenon_platforms.host_pages import HostPages
+from tenon_platforms.pools import Pool
 
 from . import native
+from .memory import LARGE_PAGE, reserve_large
 from .thread_users import USERS, Wish
 
 KEPT_HEAP_BYTES = 256 * 2**20
@@ -37,6 +40,7 @@ class CPUDevice(Device):
     _wish: Wish | None = None  # while it is open and there is a native library
 
     def __post_init__(self) -> None:
+        self._pages = HostPages(reserve_large, alignment=LARGE_PAGE)  # the KV cache is read whole in every step
         self.process_model = ProcessModel(
             threads=self.threads, forward_env=("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
         )
@@ -69,9 +73,10 @@ class CPUDevice(Device):
         trim_heap()
         return Device.memory(self)
 
-    def sleep(self, tags: tuple[str, ...]) -> bool:
+    def sleep(self, pools: tuple[Pool, ...]) -> int:
+        given_back = Device.sleep(self, pools)
         trim_heap()
-        return False
+        return given_back
 
 
 def keep_heap() -> None:

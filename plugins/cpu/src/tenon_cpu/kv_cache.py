@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
 
@@ -45,9 +44,9 @@ def kv_layout(num_kv_heads: int, head_dim: int) -> KVLayout:
     )
 
 
-def allocate(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> Tensor:
-    """One layer's cache, zeroed."""
-    return Device().zeros((2, num_blocks, num_kv_heads, head_dim * block_size), torch.float32)
+def shape_of(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Of one layer's cache."""
+    return 2, num_blocks, num_kv_heads, head_dim * block_size
 
 
 def keys_of(cache: Tensor, head_dim: int) -> Tensor:

@@ -7,7 +7,6 @@ zero, and what is never touched is never there.
 
 from __future__ import annotations
 
-import math
 import mmap
 import threading
 import weakref
@@ -15,6 +14,8 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor
+
+from tenon_platforms.host_pages import reserve_pages
 
 ALIGNMENT = 64
 LARGE_PAGE = 2 * 2**20
@@ -40,23 +41,16 @@ class Slabs:
         return piece
 
     def _begin(self, size: int) -> mmap.mmap:
-        slab = _reserve(size + LARGE_PAGE)
+        slab = reserve_large(size + LARGE_PAGE)
         self._slab = weakref.ref(slab)
         self._at = -torch.frombuffer(slab, dtype=torch.uint8).data_ptr() % LARGE_PAGE
         self._end = self._at + size
         return slab
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A zeroed tensor in memory of its own."""
-    size = math.prod(shape) * dtype.itemsize
-    return Slabs().take(max(size, 1))[:size].view(dtype).view(shape)
-
-
-def _reserve(size: int) -> mmap.mmap:
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    reserved = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def reserve_large(size: int) -> mmap.mmap:
+    """Fresh memory, in large pages where the system has them."""
+    reserved = reserve_pages(size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             reserved.madvise(mmap.MADV_HUGEPAGE)

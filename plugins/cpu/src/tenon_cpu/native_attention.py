@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tenon_platforms.attention import AttentionBackend, GraphSupport
 from tenon_platforms.batch import AttentionBatch, GQAInputs
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import No
 from tenon_platforms.kv_layout import KVLayout, LayoutKind
@@ -28,7 +29,6 @@ from tenon_platforms.ops.quantized_kv import SCALE_BYTES
 from tenon_platforms.torch_dtypes import to_torch
 
 from . import native
-from .memory import zeros
 from .step_calls import KV_TYPES, TYPES, bound, kernel
 
 LAYOUT_ID = "cpu.tiles-of-16.v1"
@@ -92,8 +92,9 @@ class NativeAttention(AttentionBackend):
     graph_support = GraphSupport.SINGLE_TOKEN_DECODE
     needs_exact_host_lengths = False
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, device: Device) -> None:
         self.spec = spec
+        self._device = device
         self._width = token_width(spec.head_dim, to_torch(spec.kv_dtype))
         self.layout = KVLayout(
             kind=LayoutKind.PAGED,
@@ -116,7 +117,7 @@ class NativeAttention(AttentionBackend):
 
     def allocate(self, num_blocks: int, block_size: int, num_layers: int) -> list[Tensor]:
         shape = (num_blocks, num_layers, self.spec.num_kv_heads, 2, block_size * self._width)
-        return list(zeros(shape, to_torch(self.spec.kv_dtype)).unbind(1))
+        return list(self._device.zeros(shape, to_torch(self.spec.kv_dtype)).unbind(1))
 
     def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         key, value = (part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous() for part in (key, value))

@@ -81,7 +81,7 @@ class CPUPlatform(Platform):
         if self.options["kernels"] == "auto" and (reason := native.why_not()) is not None:
             LOG.warning("%s", reason)
         options = self.options
-        register(table, self.cpu, weights=options["weights"], gguf=options["gguf"], is_native=self.is_native)
+        register(table, device, self.cpu, weights=options["weights"], gguf=options["gguf"], is_native=self.is_native)
 
     def execution(self, device: Device) -> Execution:
         return CPUExecution(device, tape=self.is_native)

@@ -16,9 +16,11 @@ import torch
 
 from tenon_platforms.device import Device, Event, Fault, LoadPolicy, MemoryInfo, ProcessModel
 from tenon_platforms.errors import DeviceError
+from tenon_platforms.pools import Pool
 
 from . import faults
 from .meetings import MEETINGS
+from .pools import SleepingPools
 from .probe import VISIBILITY
 from .staging import StagedCopies
 from .streams import STREAMS
@@ -60,6 +62,7 @@ class CUDADevice(Device):
     _side_streams: dict[str, Any] = field(default_factory=dict)
     _staged: StagedCopies | None = None
     _meeting: Tensor | None = None
+    _pools: SleepingPools | None = None  # of an engine that may sleep
     _telemetry: Telemetry | None = None
 
     def open(self) -> None:
@@ -90,6 +93,9 @@ class CUDADevice(Device):
             MEETINGS.take_back(self.torch_device)
         self._stream = self._staged = self._meeting = None
         self._side_streams.clear()
+        if self._pools is not None:
+            self._pools.close()
+            self._pools = None
         if self._telemetry is not None:
             self._telemetry.close()
             self._telemetry = None
@@ -107,6 +113,7 @@ class CUDADevice(Device):
         """What torch holds without using it counts as free: its allocator reuses it or gives it back."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         unused = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        unused -= 0 if self._pools is None else self._pools.idle_bytes()
         peak = torch.cuda.max_memory_allocated(self.torch_device)
         return MemoryInfo(free=free + unused, total=total, peak=peak)
 
@@ -116,10 +123,22 @@ class CUDADevice(Device):
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def sleep(self, tags: tuple[str, ...]) -> bool:
-        """Weights and KV stay, since captured graphs hold their addresses; only unused memory is given back."""
-        torch.cuda.empty_cache()
-        return False
+    @contextmanager
+    def pool(self, pool: Pool) -> Iterator[None]:
+        self.meeting()  # it outlives this engine, and so must lie outside of its pools
+        if self._pools is None:
+            self._pools = SleepingPools(
+                device=self.torch_device, host_buffer=self.host_buffer, synchronize=self.synchronize
+            )
+        with self._pools.fill(pool):
+            yield
+
+    def sleep(self, pools: tuple[Pool, ...]) -> int:
+        return 0 if self._pools is None else self._pools.sleep(pools)
+
+    def wake(self, pools: tuple[Pool, ...]) -> None:
+        if self._pools is not None:
+            self._pools.wake(pools)
 
     # work
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.device import NULL_EVENT, Device, DeviceInfo, Event, Fault, MemoryInfo
+from tenon_platforms.errors import CapacityError
+from tenon_platforms.pools import Pool
 
 from .faults import BrokenContractError, SimFaultError
 from .native import FREE, native
@@ -26,6 +28,7 @@ from .options import SimOptions
 from .queue import WorkQueue
 
 WIDE = (torch.int64, torch.float64)
+POOLS = tuple(Pool)  # the library's pool 0 is none, and never sleeps
 GARBAGE_BYTES = (0x40, 0x5F)  # repeated, such a byte is finite in every float type and far outside any vocabulary
 
 
@@ -87,6 +90,27 @@ class SimDevice(Device):
             self._spoil(buffer)
             self._host[buffer.untyped_storage().data_ptr()] = buffer
         return buffer
+
+    @contextmanager
+    def pool(self, pool: Pool) -> Iterator[None]:
+        native().fill_pool(POOLS.index(pool) + 1)
+        try:
+            yield
+        finally:
+            native().fill_pool(0)
+
+    def sleep(self, pools: tuple[Pool, ...]) -> int:
+        self.synchronize()
+        keeps = {pool: pool is Pool.WEIGHTS for pool in pools}
+        return sum(native().sleep_pool(self.info.id, POOLS.index(pool) + 1, kept) for pool, kept in keeps.items())
+
+    def wake(self, pools: tuple[Pool, ...]) -> None:
+        for pool in pools:
+            if not native().wake_pool(self.info.id, POOLS.index(pool) + 1):
+                raise CapacityError(
+                    f"the simulated device has no room for {pool.value} again",
+                    remedy="free what was allocated meanwhile, and wake it up again",
+                )
 
     # work
 

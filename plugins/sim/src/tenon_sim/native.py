@@ -18,7 +18,7 @@ from tenon_platforms.errors import PluginError
 from .build import library_file
 from .torch_module import SimModule
 
-ABI = 1
+ABI = 2
 NAME = "sim"
 FREE = "privateuseone"  # what torch calls the place until somebody takes it
 
@@ -41,6 +41,10 @@ class Native:
         self.set_worker: Any = library.tenon_sim_set_worker  # this thread is a queue: it waits for none
         self.pending: Any = library.tenon_sim_pending  # so many works more (or fewer) are queued
         self.wait: Any = library.tenon_sim_wait  # until nothing is queued
+        self.fill_pool: Any = library.tenon_sim_fill_pool  # what this thread allocates belongs to it; 0: to none
+        self.wake_pool: Any = library.tenon_sim_wake_pool  # (device, tag): whether there was room
+        self.sleep_pool: Any = library.tenon_sim_sleep_pool  # (device, tag, keeps): bytes
+        self.sleep_pool.restype = ctypes.c_int64
         self.num_devices: Any = library.tenon_sim_num_devices
         self.reset_peak: Any = library.tenon_sim_reset_peak
 

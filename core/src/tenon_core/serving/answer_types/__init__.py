@@ -21,7 +21,7 @@ from .responses import (
     ResponseError,
     ResponseUsage,
 )
-from .server import Detokenized, EngineAnswer, Health, Model, ModelList, Readiness, Tokens, Version
+from .server import Asleep, Detokenized, EngineAnswer, Health, Model, ModelList, Readiness, Tokens, Version
 from .texts import (
     CachedTokens,
     CalledFunction,
@@ -58,6 +58,7 @@ from .vectors import (
 
 __all__ = [
     "Answer",
+    "Asleep",
     "CachedTokens",
     "CalledFunction",
     "ChatAnswer",

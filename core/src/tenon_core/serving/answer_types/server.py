@@ -67,6 +67,14 @@ class Detokenized(Answer):
     prompt: str
 
 
+class Asleep(Answer):
+    """Which pools of the device's memory sleep. bytes_given_back: by this request."""
+
+    is_sleeping: bool
+    asleep: list[str]
+    bytes_given_back: int | UnsetType = UNSET
+
+
 class EngineAnswer(Answer):
     """What the engine does now."""
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tenon_platforms.pools import Pool
+
 from .. import answer_types as answers
 from . import requests
 from .requests import Body
@@ -97,5 +99,18 @@ DESCRIBED: dict[str, Described] = {
     "GET /openapi.json": Described(summary="This description", answer=dict[str, Any]),
     "POST /tokenize": _posted("Token ids of a text or a conversation", requests.TOKENIZE, answers.Tokens),
     "POST /detokenize": _posted("The text of token ids", requests.DETOKENIZE, answers.Detokenized),
+    "POST /sleep": Described(
+        summary="Give the device's memory back: weights go to the host, the KV cache is dropped, requests wait",
+        answer=answers.Asleep,
+        fails=(404,),
+        query={"level": {"enum": [1], "default": 1}},
+    ),
+    "POST /wake_up": Described(
+        summary="Bring the memory back: of these pools, or of all",
+        answer=answers.Asleep,
+        fails=(404,),
+        query={"tags": {"type": "array", "items": {"enum": [pool.value for pool in Pool]}}},
+    ),
+    "GET /is_sleeping": Described(summary="Whether memory is given back", answer=answers.Asleep),
     "GET /engine": Described(summary="What the engine does now", answer=answers.EngineAnswer),
 }

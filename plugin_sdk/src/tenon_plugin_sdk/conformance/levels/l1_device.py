@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tenon_platforms.device import HOST, Fault
+from tenon_platforms.pools import Pool
 from tenon_platforms.shapes import ShapeKey
 
 from ..compare import assert_equal
@@ -16,6 +17,7 @@ from ..registry import Case, Check, ConformanceError
 from ..subject import Subject
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8, torch.bool)
+SLEEPING_BYTES = 4 << 20  # of each tensor that is put to sleep
 SHAPES = ((0,), (1,), (3, 0, 2), (7, 5), (129,), (2, 3, 4, 5))
 
 
@@ -137,12 +139,42 @@ def faults(subject: Subject, profile: Profile, case: Case) -> None:
 
 
 def sleep(subject: Subject, profile: Profile, case: Case) -> None:
-    """Sleep says whether it gave memory back; after waking the device works."""
-    tags = ("weights", "kv")
-    if not isinstance(subject.device.sleep(tags), bool):
-        raise ConformanceError("sleep answers True or False")
-    subject.device.wake(tags)
-    value = torch.arange(5, dtype=torch.int32)
+    """Pools give back what they say, at the same addresses they come back: weights as they were, a cache zeroed."""
+    device = subject.device
+    value = torch.arange(1, SLEEPING_BYTES // 4 + 1, dtype=torch.int32)
+    with device.pool(Pool.WEIGHTS):
+        weight = subject.to_device(value)
+        made = weight + weight  # by an operation of the device's own
+    with device.pool(Pool.KV_CACHE):
+        cache = device.zeros((SLEEPING_BYTES,), torch.uint8)
+    outside = subject.to_device(value[:1000])
+    places = [tensor.data_ptr() for tensor in (weight, made, cache)]
+    for pools in (tuple(Pool), (Pool.KV_CACHE,), (Pool.WEIGHTS,)):
+        named = " and ".join(pools)
+        subject.fill(cache, torch.full((SLEEPING_BYTES,), 7, dtype=torch.uint8))
+        device.synchronize()
+        before = device.memory()
+        given_back = device.sleep(pools)
+        if isinstance(given_back, bool) or not isinstance(given_back, int) or given_back < 0:
+            raise ConformanceError(f"sleep of {named} answered {given_back!r}: it tells the bytes it gave back")
+        if given_back and not before.is_host and device.memory().free - before.free < given_back // 2:
+            raise ConformanceError(
+                f"sleep of {named} says it gave {given_back} bytes back; {device.memory().free} are free, before"
+                f" {before.free}"
+            )
+        if again := device.sleep(pools):
+            raise ConformanceError(f"sleep of {named}, asleep already, gave {again} bytes back once more")
+        assert_equal(subject.to_host(outside), value[:1000], what="a tensor of no pool, while pools sleep")
+        for pool in reversed(pools):
+            device.wake((pool,))
+        device.wake(pools)  # awake already
+        if [tensor.data_ptr() for tensor in (weight, made, cache)] != places:
+            raise ConformanceError("tensors of a pool have other addresses after it woke up: captures hold the old")
+        assert_equal(subject.to_host(weight), value, what=f"weights after {named} slept")
+        assert_equal(subject.to_host(made), value * 2, what=f"weights that a kernel made, after {named} slept")
+        held = 0 if Pool.KV_CACHE in pools else 7
+        want = torch.full((SLEEPING_BYTES,), held, dtype=torch.uint8)
+        assert_equal(subject.to_host(cache), want, what=f"the KV cache after {named} slept")
     assert_equal(subject.to_host(subject.to_device(value)), value, what="a copy after waking")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tenon_platforms.attention import attention_kernel
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.kernel import Kernel, KernelFlags, No
 from tenon_platforms.ops.attention import AttentionSpec
@@ -29,7 +30,7 @@ ATTENTION = {"attention.sliding_window", "attention.soft_cap", "attention.sinks"
 NATIVE_FIRST = 10  # the priority of native kernels over torch's
 
 
-def register(table: OpTable, cpu: CPU, *, weights: str, gguf: str, is_native: bool) -> None:
+def register(table: OpTable, device: Device, cpu: CPU, *, weights: str, gguf: str, is_native: bool) -> None:
     """Offer the kernels. weights, gguf: the platform's options. is_native: with the library's before torch's."""
     policy = linear.WeightPolicy(cpu=cpu, weights=weights, gguf=gguf)
     memo = StepMemo()
@@ -39,7 +40,7 @@ def register(table: OpTable, cpu: CPU, *, weights: str, gguf: str, is_native: bo
             return No(f"sums in the cache's type, float32 only, not {spec.kv_dtype}", "--kv-cache-dtype float32")
         if spec.num_heads % spec.num_kv_heads:
             return No(f"{spec.num_heads} heads over {spec.num_kv_heads} KV heads is no whole group")
-        backend: Any = CPUAttention(spec, memo)
+        backend: Any = CPUAttention(spec, memo, device)
         return attention_kernel("paged bags", backend, flags=KernelFlags(graph_safe=False))
 
     table.offer(AttentionSpec, "paged bags", attention, features={"attention.sliding_window"})
@@ -53,16 +54,17 @@ def register(table: OpTable, cpu: CPU, *, weights: str, gguf: str, is_native: bo
     )
     table.offer(SamplerSpec, "survivors", lambda spec: sampling.sampler(spec, table))
     if is_native:
-        register_native(table, native_weights.Packer(weights=weights, gguf=gguf, alike=table.batch_invariant))
+        packer = native_weights.Packer(weights=weights, gguf=gguf, alike=table.batch_invariant)
+        register_native(table, device, packer)
 
 
-def register_native(table: OpTable, packer: native_weights.Packer) -> None:
+def register_native(table: OpTable, device: Device, packer: native_weights.Packer) -> None:
     """Offer the native library's kernels before torch's."""
 
     def attention(spec: AttentionSpec) -> Kernel | No:
         if (refusal := native_attention.refuses(spec)) is not None:
             return refusal
-        backend: Any = native_attention.NativeAttention(spec)
+        backend: Any = native_attention.NativeAttention(spec, device)
         return attention_kernel(
             "native", backend, flags=KernelFlags(batch_invariant=not native_attention.has_tiles(spec))
         )

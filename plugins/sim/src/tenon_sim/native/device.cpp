@@ -98,7 +98,7 @@ using namespace tenon_sim;
 #pragma GCC visibility push(default)
 extern "C" {
 
-int tenon_sim_abi() { return 1; }
+int tenon_sim_abi() { return 2; }
 
 void tenon_sim_configure(int device, int64_t limit, int garbage) {
   lock_pools();
@@ -125,6 +125,12 @@ void tenon_sim_reset_peak(int device) {
   pool(device).peak = pool(device).used;
   unlock_pools();
 }
+
+void tenon_sim_fill_pool(int tag) { fill_pool(tag); }
+
+int64_t tenon_sim_sleep_pool(int device, int tag, int keeps) { return sleep_pool(device, tag, keeps); }
+
+int tenon_sim_wake_pool(int device, int tag) { return wake_pool(device, tag); }
 
 void tenon_sim_set_worker(int value) { is_worker = value; }
 

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <unordered_set>
+#include <vector>
 
 namespace tenon_sim {
 namespace {
@@ -15,22 +17,41 @@ constexpr int kGuardByte = 0x5A;
 Pool pools[kMaxDevices];
 std::mutex mutex;
 thread_local c10::DeviceIndex current = 0;
+thread_local int filling = 0;
 
 struct Block {
   int device;
   int64_t bytes;
   char* base;           // of guard, data, guard; null: adopted
   c10::Storage adopted;
+  char* data;
+  int tag;
+  bool is_asleep = false;
+  std::vector<char> kept = {};
 };
 
-void take(int device, int64_t bytes) {
-  std::lock_guard<std::mutex> hold(mutex);
+std::unordered_set<Block*> tagged;  // that sleep can take
+
+void take_locked(int device, int64_t bytes) {
   Pool& one = pools[device];
   TORCH_CHECK_WITH(
       OutOfMemoryError, one.used + bytes <= one.limit, "can't allocate memory: ", bytes, " bytes asked for, ", one.used,
       " of ", one.limit, " are in use on simulated device ", device);
   one.used += bytes;
   if (one.used > one.peak) one.peak = one.used;
+}
+
+void take(int device, int64_t bytes) {
+  std::lock_guard<std::mutex> hold(mutex);
+  take_locked(device, bytes);
+}
+
+Block* noted(Block* block) {
+  if (block->tag) {
+    std::lock_guard<std::mutex> hold(mutex);
+    tagged.insert(block);
+  }
+  return block;
 }
 
 bool is_whole(const char* guard) {
@@ -44,7 +65,8 @@ void give_back(void* context) {
   bool damaged = block->base && !(is_whole(block->base) && is_whole(block->base + kGuard + block->bytes));
   {
     std::lock_guard<std::mutex> hold(mutex);
-    pools[block->device].used -= block->bytes;
+    if (!block->is_asleep) pools[block->device].used -= block->bytes;
+    if (block->tag) tagged.erase(block);
     pools[block->device].damaged += damaged;
   }
   std::free(block->base);
@@ -61,7 +83,7 @@ struct SimAllocator final : c10::Allocator {
     std::memset(base, kGuardByte, kGuard);
     std::memset(base + kGuard, pools[device].garbage, bytes);
     std::memset(base + kGuard + bytes, kGuardByte, kGuard);
-    auto* block = new Block{device, static_cast<int64_t>(bytes), base, {}};
+    auto* block = noted(new Block{device, static_cast<int64_t>(bytes), base, {}, base + kGuard, filling});
     return {base + kGuard, block, &give_back, c10::Device(kType, device)};
   }
   void copy_data(void* target, const void* source, size_t bytes) const override { std::memcpy(target, source, bytes); }
@@ -84,8 +106,44 @@ c10::DataPtr adopt(c10::Storage storage, c10::Device device) {
   const int64_t bytes = storage.nbytes();
   void* data = storage.mutable_data();
   take(device.index(), bytes);
-  auto* block = new Block{device.index(), bytes, nullptr, std::move(storage)};
+  auto* block = noted(new Block{
+      static_cast<int>(device.index()), bytes, nullptr, std::move(storage), static_cast<char*>(data), filling});
   return {data, block, &give_back, device};
+}
+
+void fill_pool(int tag) { filling = tag; }
+
+int64_t sleep_pool(int device, int tag, bool keeps) {
+  std::lock_guard<std::mutex> hold(mutex);
+  int64_t found = 0;
+  for (Block* block : tagged) {
+    if (block->device != device || block->tag != tag || block->is_asleep) continue;
+    if (keeps) block->kept.assign(block->data, block->data + block->bytes);
+    std::memset(block->data, pools[device].garbage, block->bytes);
+    block->is_asleep = true;
+    pools[device].used -= block->bytes;
+    found += block->bytes;
+  }
+  return found;
+}
+
+bool wake_pool(int device, int tag) {
+  std::lock_guard<std::mutex> hold(mutex);
+  int64_t wanted = 0;
+  for (Block* block : tagged)
+    if (block->device == device && block->tag == tag && block->is_asleep) wanted += block->bytes;
+  if (pools[device].used + wanted > pools[device].limit) return false;
+  for (Block* block : tagged) {
+    if (block->device != device || block->tag != tag || !block->is_asleep) continue;
+    take_locked(device, block->bytes);
+    if (block->kept.empty())
+      std::memset(block->data, 0, block->bytes);
+    else
+      std::memcpy(block->data, block->kept.data(), block->bytes);
+    block->kept = {};
+    block->is_asleep = false;
+  }
+  return true;
 }
 
 }  // namespace tenon_sim

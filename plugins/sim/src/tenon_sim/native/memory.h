@@ -25,6 +25,10 @@ c10::Allocator* allocator();  // of the current device
 c10::DataPtr adopt(c10::Storage storage, c10::Device device);
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex device);
+// Tagged memory can sleep: it counts as free and holds garbage until it wakes, as it was or zeroed.
+void fill_pool(int tag);  // what this thread allocates belongs to it from now on; 0: to none
+int64_t sleep_pool(int device, int tag, bool keeps);  // bytes
+bool wake_pool(int device, int tag);  // false: there is no room for it
 void lock_pools();
 void unlock_pools();
 

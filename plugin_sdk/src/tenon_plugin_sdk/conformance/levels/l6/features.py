@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tenon_platforms.capabilities import Determinism
+from tenon_platforms.pools import Pool
 
 from ...engines import Engine, prompts_of, running
 from ...models.store import ModelStore
@@ -135,6 +136,44 @@ def preemption(subject: Subject, profile: Profile, case: Case) -> None:
     same_tokens(found, store.reference(model.path, model.model), prompts, "preempted")
 
 
+def sleep(subject: Subject, profile: Profile, case: Case) -> None:
+    """Put to sleep in the midst of requests, and woken up: they end with the same tokens, as do those that came."""
+    needs_float32(subject)
+    store = ModelStore.of(subject)
+    model = store.tiny(case.value)
+    prompts = prompts_of((5, 20, 40, 9), seed=profile.seed)
+    reference = store.reference(model.path, model.model)
+    with running(subject, model.path, enable_sleep_mode=True) as engine:
+        for pools in (tuple(Pool), (Pool.KV_CACHE,), (Pool.WEIGHTS,)):
+            for place, prompt in enumerate(prompts[:3]):
+                engine.submit(place, prompt, max_tokens=24)
+            for _ in range(6):
+                engine.step()
+            engine.link.sleep(pools)
+            engine.submit(3, prompts[3], max_tokens=24)
+            _check_rest(engine)
+            for pool in pools:
+                engine.link.wake((pool,))
+            engine.run()
+            found = [engine.tokens[place, 0] for place in range(len(prompts))]
+            same_tokens(found, reference, prompts, f"{case.value}, after {' and '.join(pools)} slept")
+            engine.forget()
+        check_compiles(subject, engine)
+
+
+def _check_rest(engine: Engine) -> None:
+    """An engine that sleeps tells what had landed, and runs nothing."""
+    while engine.link.has_work():
+        engine.step()
+    before = engine.stats.num_steps
+    for _ in range(3):
+        if engine.step():
+            raise ConformanceError("a token came from an engine that sleeps")
+    if engine.stats.num_steps != before:
+        raise ConformanceError("an engine that sleeps ran a step")
+    engine.check()
+
+
 def repeats(subject: Subject, profile: Profile, case: Case) -> None:
     """The same sampled requests on a fresh engine: the same tokens, and those of the contract's noise."""
     needs_float32(subject)
@@ -195,6 +234,7 @@ CHECKS = (
     Check(level="L6", name="flags", what="the engine's flags change no token", cases=_flags, run=flags),
     Check(level="L6", name="requests", what="requests change no token of others", cases=_models, run=requests),
     Check(level="L6", name="preemption", what="preemption changes no token", run=preemption),
+    Check(level="L6", name="sleep", what="sleep changes no token", cases=_models, run=sleep),
     Check(level="L6", name="repeats", what="two runs give the same tokens", run=repeats),
     Check(level="L6", name="batch_invariant", what="a batch changes no bit", cases=_models, run=batch_invariant),
 )
