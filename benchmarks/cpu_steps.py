@@ -32,7 +32,9 @@ import torch
 from cpu import Tenon, prompts_of, seconds
 
 from tenon_core.models.kv_pools import plan_pools
-from tenon_cpu import memory, native
+from tenon_cpu import native
+from tenon_cpu.device import CPUDevice
+from tenon_cpu.memory import Slabs
 from tenon_cpu.native_linear import LinearCall, NativeLinear, PackedWeight
 from tenon_cpu.step_calls import kernel
 from tenon_cpu.tape import Tape, TapeExecutable
@@ -236,7 +238,7 @@ def read_speeds() -> dict[str, float]:
     """Bytes a second: a plain loop that looks for the greatest of float32 numbers, and a product of one token."""
     threads = native.num_threads()
     rows, values = 8 * threads, READ_BYTES // 4 // (8 * threads)
-    numbers = memory.zeros((rows, values), torch.float32).zero_()  # written: untouched pages are one page of zeros
+    numbers = CPUDevice().zeros((rows, values), torch.float32).zero_()  # written: untouched pages are one page of zeros
     numbers[:, 0] = 1.0  # found first, so that the loop is all there is
     chosen = torch.zeros(rows, dtype=torch.int32)
     params = torch.zeros(rows, 13, dtype=torch.int32)
@@ -258,7 +260,7 @@ def best(work: Callable[[], Any], rounds: int = 5) -> float:
 
 def region_seconds() -> float:
     """Of a call that is split over the threads and has next to nothing to compute."""
-    weight = PackedWeight("BF16", 64, 32, memory.zeros((64 * 32 * 2,), torch.uint8))
+    weight = PackedWeight("BF16", 64, 32, Slabs().take(64 * 32 * 2))
     small, x = NativeLinear([weight]), torch.ones(1, 32, dtype=torch.bfloat16)
     executable = TapeExecutable(lambda _: [small(x) for _ in range(1000)], name="regions", refused={})
     executable.record(None, None)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from tenon_cpu import kv_cache
 from tenon_cpu.attention import CPUAttention
 from tenon_cpu.step_memo import StepMemo
 from tenon_platforms.batch import AttentionBatch, GQAInputs, HostBatch
+from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.ops.attention import AttentionSpec
 from tenon_platforms.shapes import ShapeKey
@@ -63,7 +64,7 @@ def ways(spec: AttentionSpec, rows: int, length: int, block_size: int) -> dict[s
     count = -(-length // block_size)
     total = 2 * rows * count + 1
     table = (torch.randperm(total - 1)[: rows * count] + 1).to(torch.int32).view(rows, count)
-    backend = CPUAttention(spec, StepMemo())
+    backend = CPUAttention(spec, StepMemo(), Device())
     cache = backend.allocate(total, block_size, 1)[0].normal_()
     query = torch.randn(rows, heads, dim)
     plan = backend.plan(decode_batch(table, block_size, length))
