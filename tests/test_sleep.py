@@ -55,6 +55,22 @@ def test_requests_end_as_if_the_engine_had_not_slept(platform_name: str, build_t
     assert outcome.tokens == wanted.tokens
 
 
+def test_a_prompt_that_sleep_cut_short_has_each_logprob_once(build_tiny: Build) -> None:
+    sizes: dict[str, Any] = {"enable_sleep_mode": True, "max_num_batched_tokens": 16}
+    engine, (prompt,) = build_tiny("llama", "reference", **sizes).engine, prompts_of((50,))
+    found = []
+    for steps in (0, 2):
+        engine.submit(request(steps, prompt, prompt_logprobs=1, max_tokens=2))
+        for _ in range(steps):
+            engine.step()
+        engine.sleep(ALL)
+        engine.wake(ALL)
+        found.append(drive(engine).prompts[sequence_key(steps, 0)].logprobs)
+    whole, cut = found
+    assert whole is not None and cut is not None
+    assert [one and one.token_id for one in cut] == [one and one.token_id for one in whole] == [None, *prompt[1:]]
+
+
 def test_a_sleeping_engine_takes_requests_and_ends(
     platform_name: str, build_tiny: Build, reference_of: Callable[[str], Reference]
 ) -> None:
@@ -229,6 +245,7 @@ def test_clients_that_ask_at_once_are_all_answered(server: Served) -> None:
         ("/sleep?level=1&level=1", 400, "given 2 times"),
         ("/sleep?level=%F0%9F%98%B4", 400, "level is"),
         ("/sleep?level=" + "9" * 3000, 400, "level is"),
+        ("/sleep?level=" + "9" * 30000, 400, "level is"),
         ("/sleep?mode=wait", 400, "unknown parameter"),
         ("/wake_up?tags=kv", 400, "tags holds 'kv'"),
         ("/wake_up?tags=weights,kv_cache", 400, "tags holds"),
@@ -244,7 +261,8 @@ def test_what_is_wrong_changes_nothing(server: Served, path: str, status: int, s
 
 def test_pages_of_other_origins_may_not(server: Served) -> None:
     host = server.url.removeprefix("http://")
-    for origin, status in (("https://evil.example", 403), ("null", 403), (f"http://{host}", 200)):
+    others = ("https://evil.example", "null", "", "http://[", "http://[::1", f"ftp://{host}", f"//{host}")
+    for origin, status in (*((one, 403) for one in others), (f"http://{host}", 200)):
         for path in ("/sleep", "/wake_up"):
             assert post(server, path, headers={"origin": origin}).status_code == status, (origin, path)
     assert asleep(server) == []

@@ -165,6 +165,29 @@ def test_segments_are_freed_awake_and_asleep(driver: Driver) -> None:
     assert driver.value("fake_reserved").value == 2 * GRAIN  # the outsider's, and the last of the weights'
 
 
+def test_weights_freed_asleep_move_no_others(driver: Driver) -> None:
+    made = pools_of(driver)
+    weights, _ = filled(driver, made)
+    before = [tensor.clone() for tensor in weights]
+    made.sleep(tuple(Pool))
+    driver.calls.tenon_pools_free(weights[0].data_ptr(), GRAIN, 0, None)
+    made.wake(tuple(Pool))
+    assert all(torch.equal(one, other) for one, other in zip(weights[1:], before[1:], strict=True))
+
+
+def test_who_sleeps_in_inference_mode_may_do_without_it_later(driver: Driver) -> None:
+    made = pools_of(driver)
+    weights, _ = filled(driver, made)
+    before = [tensor.clone() for tensor in weights]
+    with torch.inference_mode():
+        made.sleep(tuple(Pool))
+    made.wake(tuple(Pool))
+    made.sleep(tuple(Pool))
+    with torch.inference_mode():
+        made.wake(tuple(Pool))
+    assert all(torch.equal(one, other) for one, other in zip(weights, before, strict=True))
+
+
 def test_a_full_device_gives_torch_nothing_and_keeps_no_addresses(driver: Driver) -> None:
     driver.value("fake_limit").value = GRAIN
     assert driver.calls.tenon_pools_allocate(2 * GRAIN, 0, None) is None

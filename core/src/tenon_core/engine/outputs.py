@@ -199,6 +199,7 @@ class OutputRouter:
             sequence, wanted = chunk.sequence, prompt_targets(chunk)
             if wanted and logprobs is not None:
                 count = sequence.params.prompt_logprobs or 0
+                del sequence.prompt_logprobs[chunk.start :]  # it left its row in the midst of its prompt: again
                 for _ in range(wanted):
                     target = int(flight.delta.prompt_targets[place - len(flight.sampled), 1])
                     sequence.prompt_logprobs.append(token_logprobs(logprobs, place, target, count))

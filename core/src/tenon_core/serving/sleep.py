@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from .errors import HttpError
 from .services import Services, SleepFace
 
 MAX_TAGS = 8
+MAX_DIGITS = 9  # of a level; Python refuses to read thousands
 
 
 def sleep(services: Services) -> Any:
@@ -32,7 +32,8 @@ def sleep(services: Services) -> Any:
     async def post_sleep(request: Request) -> Response:
         face = ready_face(services, request)
         (level,) = asked(request, "level", most=1) or ["1"]
-        pools = pools_of_level(int(level) if level.isascii() and level.isdigit() else level)
+        is_number = level.isascii() and level.isdigit() and len(level) <= MAX_DIGITS
+        pools = pools_of_level(int(level) if is_number else level)
         return answered(await told(face.sleeping.sleep, face.link, pools))
 
     return post_sleep
@@ -71,7 +72,10 @@ def ready_face(services: Services, request: Request) -> SleepFace:
 def refuse_other_pages(request: Request, allowed: Sequence[str]) -> None:
     """Raise 403 where a browser sends this for a page of another origin that is not allowed to."""
     origin = request.headers.get("origin")
-    if origin is None or origin in allowed or urlsplit(origin).netloc == request.headers.get("host"):
+    if origin is None or origin in allowed:
+        return
+    scheme, _, authority = origin.partition("://")
+    if scheme in ("http", "https") and authority and authority == request.headers.get("host"):
         return
     raise HttpError(403, f"pages of {origin[:80]!r} may not do this: name it with --allowed-origins")
 

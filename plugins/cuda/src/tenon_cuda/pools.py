@@ -109,12 +109,13 @@ def segment_bytes(address: int, size: int, device: torch.device) -> Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class SleepingPool:
-    """One pool. kept: on the host, what it holds while it sleeps; from the first sleep on."""
+    """One pool. kept: on the host, what its segments `laid` held, one after the other; from the first sleep on."""
 
     number: int = field(default_factory=lambda: next(NUMBERS))
     memory: Any  # torch.cuda.MemPool
     is_asleep: bool = False
     kept: list[Tensor] = field(default_factory=list)
+    laid: list[tuple[int, int]] = field(default_factory=list)  # (address, bytes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,12 +175,10 @@ class SleepingPools:
                 continue
             self._check(self.find_library().calls.tenon_pools_map(held.number), f"had for {pool.value} again")
             held.is_asleep = False
-            views = self._views(held)
             if pool is Pool.WEIGHTS:
-                for on_device, on_host in pieces(views, held.kept):
-                    on_device.copy_(on_host, non_blocking=True)
+                self._restore(held)
             else:
-                for view in views:
+                for view in self._views(held):
                     view.zero_()
             self.synchronize()
 
@@ -194,12 +193,26 @@ class SleepingPools:
     def _views(self, held: SleepingPool) -> list[Tensor]:
         return [self.view(*segment, self.device) for segment in self.find_library().segments(held.number)]
 
+    def _restore(self, held: SleepingPool) -> None:
+        """Segments that were freed meanwhile have their places on the host, and nobody wants what lies there."""
+        living = set(self.find_library().segments(held.number))
+        views = [
+            self.view(address, size, self.device)
+            if (address, size) in living
+            else torch.empty(size, dtype=torch.uint8, device="meta")
+            for address, size in held.laid
+        ]
+        for on_device, on_host in pieces(views, held.kept):
+            on_device.copy_(on_host, non_blocking=True)
+
     def _keep(self, held: SleepingPool) -> None:
-        views = self._views(held)
+        held.laid = self.find_library().segments(held.number)
+        views = [self.view(*segment, self.device) for segment in held.laid]
         size = sum(view.numel() for view in views)
         missing = -(-size // CHUNK_BYTES) - len(held.kept)
         try:
-            held.kept += [self.host_buffer((CHUNK_BYTES,), torch.uint8) for _ in range(missing)]
+            with torch.inference_mode(False):  # else they could be written to in that mode alone
+                held.kept += [self.host_buffer((CHUNK_BYTES,), torch.uint8) for _ in range(missing)]
         except (RuntimeError, MemoryError) as error:
             release_pinned()
             raise CapacityError(
