@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, sequence_key
 from tenon_core.sampling.guidance_backend import GuidancePlace
 from tenon_core.sampling.structured import StructuredOutputs
-from tenon_platforms.errors import RequestError
+from tenon_platforms.errors import CapacityError, RequestError
+from tenon_platforms.pools import Pool
 
 pytestmark = pytest.mark.e2e
 Build = Callable[..., Assembled]
@@ -60,6 +62,33 @@ def test_outputs_follow_their_grammars(platform_name: str, flat: dict[str, Any],
         assert_valid(outcome, i, 1)
     assert outcome.of(0, 0) != outcome.of(0, 1)
     assert re.fullmatch("[a-z]{3,9}!", text_of(outcome.of(9)))
+
+
+def test_what_waits_for_its_grammar_while_the_engine_sleeps_is_counted(build_tiny: Build) -> None:
+    engine = built(build_tiny, "reference", enable_sleep_mode=True, max_waiting=3)
+    (prompt,) = prompts_of((7,))
+    drive(engine, [request(9, prompt, structured_outputs=WORD, **LONG)])  # the vocabulary is there
+    engine.sleep(tuple(Pool))
+    for place in range(3):
+        engine.submit(request(place, prompt, structured_outputs=WORD, **LONG))
+    assert engine.stats().num_waiting == 3
+    with pytest.raises(CapacityError):
+        engine.submit(request(3, prompt))
+    engine.abort([0, 1])
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            engine.submit(request(3, prompt))
+            break
+        except CapacityError:  # until those that ended are compiled
+            assert time.monotonic() < deadline, "requests that ended hold their places"
+    outcome = drive(engine)
+    assert engine.stats().num_waiting == 2 and not outcome.tokens
+    engine.wake(tuple(Pool))
+    outcome = drive(engine, outcome=outcome)
+    assert engine.stats().num_waiting == 0
+    assert re.fullmatch("[a-z]{3,9}!", text_of(outcome.of(2))) and outcome.of(3)
+    assert {outcome.reason(place) for place in (0, 1)} == {FinishReason.ABORT}
 
 
 def test_neighbours_and_platforms_give_the_same_tokens(platform_name: str, build_tiny: Build) -> None:

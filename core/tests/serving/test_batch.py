@@ -80,6 +80,8 @@ BAD = (
     ({**line("b"), "url": "/v1/nothing"}, "b"),
     ({**line("c"), "url": "http://169.254.169.254/v1/completions"}, "c"),
     ({**line("d"), "url": "/metrics"}, "d"),
+    ({**line("s"), "url": "/sleep"}, "s"),
+    ({**line("w"), "url": "/wake_up"}, "w"),
     ({**line("e"), "body": []}, "e"),
     ({**line("f"), "extra": 1}, "f"),
     (line("g", stream=True), "g"),

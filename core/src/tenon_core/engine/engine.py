@@ -82,6 +82,10 @@ class Engine:
         """Of the requests that are here."""
         return tuple(self._requests)
 
+    @property
+    def _num_waiting(self) -> int:
+        return self.scheduler.num_waiting + self.grammars.num_compiling
+
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError` where it is invalid, `CapacityError` where the queue is full."""
         prompt = request.prompt_token_ids
@@ -93,12 +97,13 @@ class Engine:
             raise RequestError(f"adapter {request.adapter!r} is not loaded: this engine has none", param="model")
         if request.id in self._requests:
             raise CapacityError(f"request id {request.id} is already in use")
-        num_waiting = self.scheduler.num_waiting + self.grammars.num_compiling
-        if num_waiting >= self.max_waiting:
-            raise CapacityError(
-                f"{num_waiting} requests are waiting, the most that --max-waiting allows",
-                remedy="try again later",
-            )
+        if self._num_waiting >= self.max_waiting:
+            self._add_compiled()  # no step does while it sleeps, and those that gave up must hold no place
+            if (num_waiting := self._num_waiting) >= self.max_waiting:
+                raise CapacityError(
+                    f"{num_waiting} requests are waiting, the most that --max-waiting allows",
+                    remedy="try again later",
+                )
         self._check_samples(request)
         root = root_hash(request.cache_salt, request.adapter)
         beams, arrived = self._beams_of(request, limit), time.monotonic()
@@ -153,7 +158,7 @@ class Engine:
         self.scheduler.add(samples[0])
 
     def _add_compiled(self, *, patience: float = 0.0) -> None:
-        """Requests whose grammar is compiled may run; those whose grammar is none end."""
+        """Requests whose grammar is compiled may run; those whose grammar is none end, those that ended are gone."""
         for samples, error in self.grammars.take_compiled(patience=patience):
             if error is None:
                 if samples:
@@ -373,11 +378,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges as of now."""
+        self._add_compiled()
         self.scheduler.settle()
         allocator, cache = self.memory.allocator, self.memory.prefix_cache
         return EngineStats(
             num_running=self.scheduler.num_running,
-            num_waiting=self.scheduler.num_waiting,
+            num_waiting=self._num_waiting,
             num_blocks=allocator.num_blocks - 1,
             num_free_blocks=allocator.num_free,
             num_steps=self.deltas.step,

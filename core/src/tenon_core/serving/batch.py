@@ -32,7 +32,8 @@ SPARE = 1.25  # lines under way for each that the engine runs at once
 RETRIES = 5
 RETRY_STATUS = frozenset({429, 503})
 TELL_SECONDS = 10.0
-URLS = frozenset(path for path in POSTS if path not in ("/tokenize", "/detokenize") and "{" not in path)
+NO_LINES = frozenset({"/tokenize", "/detokenize", "/sleep", "/wake_up"})  # asleep, the lines after it wait for ever
+URLS = frozenset(path for path in POSTS - NO_LINES if "{" not in path)
 
 
 @dataclass(slots=True, kw_only=True)
