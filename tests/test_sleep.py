@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,23 @@ def test_pages_of_other_origins_may_not(server: Served) -> None:
         for path in ("/sleep", "/wake_up"):
             assert post(server, path, headers={"origin": origin}).status_code == status, (origin, path)
     assert asleep(server) == []
+
+
+@pytest.mark.parametrize("num_processes", ["1", "2"])
+def test_a_server_that_ends_asleep_keeps_nobody_waiting(tiny_folder: Path, tmp_path: Path, num_processes: str) -> None:
+    flags = ("--platform", "reference", "--enable-sleep-mode", "--api-server-count", num_processes)
+    found: list[httpx.Response] = []
+    with serving(tiny_folder, tmp_path / "log", *flags, "--drain-seconds", "50") as served:
+        post(served, "/sleep")
+        body = {"model": served.model(), "prompt": "abcd", "max_tokens": 9}
+        late = threading.Thread(target=lambda: found.append(post(served, "/v1/completions", json=body)))
+        late.start()
+        time.sleep(2.0)
+        assert not found
+        began = time.monotonic()
+    late.join()
+    assert time.monotonic() - began < 40
+    assert found[0].status_code == 503 and "being stopped" in found[0].text
 
 
 def test_servers_that_were_not_made_for_it(tiny_folder: Path, tmp_path: Path) -> None:

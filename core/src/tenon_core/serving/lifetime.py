@@ -60,6 +60,11 @@ class Server(uvicorn.Server):
             for one, handler in before.items():
                 signal.signal(one, handler)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.services is not None:
+            self.services.fail_sleepers()
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.services is not None:
             self.services.drain()

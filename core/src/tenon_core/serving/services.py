@@ -15,6 +15,7 @@ from tenon_core.client.conversation import Conversation
 from tenon_core.client.detokenizer import TokenBytes
 from tenon_core.client.generation import ActiveRequest, Generation
 from tenon_core.client.grammars import GrammarChecks
+from tenon_core.client.link import EngineLostError
 from tenon_core.client.samples import SampleDelta
 from tenon_core.client.sleeping import Sleeping
 from tenon_core.client.tokenizer import ClientTokenizer
@@ -87,6 +88,12 @@ class Services:
         """Take no more requests; those that run have `--drain-seconds` from now, of whatever protocol."""
         if self.draining_since is None:
             self.draining_since = time.monotonic()
+
+    def fail_sleepers(self) -> None:
+        """The server ends: what a sleeping engine holds will not finish, since nobody can wake it up any more."""
+        face = self.sleep_face()
+        if self.generation is not None and face is not None and face.sleeping.asleep:
+            self.generation.fail_all(EngineLostError("the server is being stopped while it sleeps: try again later"))
 
     @property
     def is_draining(self) -> bool:
