@@ -10,6 +10,7 @@ import torch
 
 from tenon_platforms.device import DeviceInfo, Fault
 from tenon_platforms.errors import ConfigError
+from tenon_platforms.pools import Pool
 from tenon_sim.device import SimDevice
 from tenon_sim.faults import BrokenContractError, SimFaultError
 from tenon_sim.options import SimOptions
@@ -138,3 +139,17 @@ def test_options_are_checked() -> None:
     for options in ({"character": "odd"}, {"fault_kind": "odd"}, {"delay_ms": -1.0}, {"memory_mb": 0}, {"what": 1}):
         with pytest.raises(ConfigError):
             SimOptions.read(options)
+
+
+def test_a_device_puts_its_own_pools_to_sleep() -> None:
+    alone, options = DeviceInfo(id=6, name="alone"), SimOptions(memory_mb=1, devices=8)
+    devices = [SimDevice(info=alone, options=options) for _ in range(2)]  # of two engines in one process
+    tensors = []
+    for number, device in enumerate(devices):
+        device.open()
+        with device.pool(Pool.WEIGHTS):
+            tensors.append(device.zeros((16,), torch.float32).fill_(number))
+    assert devices[0].sleep(tuple(Pool)) == 64
+    assert tensors[1].tolist() == [1.0] * 16
+    devices[0].wake(tuple(Pool))
+    assert tensors[0].tolist() == [0.0] * 16

@@ -7,6 +7,7 @@ early shows as wrong tokens; one that is the target of a queued copy holds garba
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from .options import SimOptions
 from .queue import WorkQueue
 
 WIDE = (torch.int64, torch.float64)
-POOLS = tuple(Pool)  # the library's pool 0 is none, and never sleeps
+POOL_TAGS = itertools.count(1)  # in this process; the library's pool 0 is none, and never sleeps
 GARBAGE_BYTES = (0x40, 0x5F)  # repeated, such a byte is finite in every float type and far outside any vocabulary
 
 
@@ -45,6 +46,7 @@ class SimDevice(Device):
     _shapes: set[tuple[Any, ...]] = field(default_factory=set)
     _host: WeakValueDictionary[int, Tensor] = field(default_factory=WeakValueDictionary)  # storage address -> buffer
     _num_steps: int = 0
+    _pool_tags: dict[Pool, int] = field(default_factory=lambda: {pool: next(POOL_TAGS) for pool in Pool})  # its own
 
     def __post_init__(self) -> None:
         self.torch_device = torch.device(FREE, self.info.id)  # the name is torch's until a device opens
@@ -93,7 +95,7 @@ class SimDevice(Device):
 
     @contextmanager
     def pool(self, pool: Pool) -> Iterator[None]:
-        native().fill_pool(POOLS.index(pool) + 1)
+        native().fill_pool(self._pool_tags[pool])
         try:
             yield
         finally:
@@ -102,11 +104,11 @@ class SimDevice(Device):
     def sleep(self, pools: tuple[Pool, ...]) -> int:
         self.synchronize()
         keeps = {pool: pool is Pool.WEIGHTS for pool in pools}
-        return sum(native().sleep_pool(self.info.id, POOLS.index(pool) + 1, kept) for pool, kept in keeps.items())
+        return sum(native().sleep_pool(self.info.id, self._pool_tags[pool], kept) for pool, kept in keeps.items())
 
     def wake(self, pools: tuple[Pool, ...]) -> None:
         for pool in pools:
-            if not native().wake_pool(self.info.id, POOLS.index(pool) + 1):
+            if not native().wake_pool(self.info.id, self._pool_tags[pool]):
                 raise CapacityError(
                     f"the simulated device has no room for {pool.value} again",
                     remedy="free what was allocated meanwhile, and wake it up again",
