@@ -14,13 +14,15 @@ from torch import Tensor
 
 from tenon_cpu import native
 from tenon_cpu.native_linear import NativeLinear, PackedWeight, look_up, pack_blocks, pack_dense
-from tenon_cpu.ops.native_weights import Packer, merged_linear
+from tenon_cpu.ops.native_weights import Packer, gated_mlp, merged_linear
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import DeviceError
 from tenon_platforms.formats.gguf_reference import dequantize
 from tenon_platforms.formats.gguf_types import BY_NAME
 from tenon_platforms.kernel import Kernel
 from tenon_platforms.ops.linear import GGUFBlocks, LinearPart, MergedLinearSpec
+from tenon_platforms.ops.mlp import GatedMLPSpec
+from tenon_platforms.ops.quantized import Int8Channel
 
 pytestmark = [
     pytest.mark.unit,
@@ -210,6 +212,20 @@ def test_a_kernel_says_whether_sums_depend_on_the_batch(
     kernel = merged_linear(spec, Packer(gguf=gguf, alike=alike))
     assert isinstance(kernel, Kernel)
     assert kernel.flags.batch_invariant is not (isa_is == "amx" and gguf == "inplace" and not alike)
+
+
+def test_a_kernel_of_blocks_and_floats_of_one_scheme_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "current_isa", lambda: "amx")
+
+    def linear(columns: int, *rows: int) -> MergedLinearSpec:
+        parts = tuple(LinearPart(name=str(i), out_features=count, scheme=Int8Channel()) for i, count in enumerate(rows))
+        return MergedLinearSpec(in_features=columns, parts=parts, dtype=DType.FLOAT32)
+
+    for inner in (64, 72):  # blocks do not divide 72: that part is floats, gate and up are blocks
+        spec = GatedMLPSpec(gate_up=linear(64, inner, inner), down=linear(inner, 64), activation="silu")
+        kernel = gated_mlp(spec, Packer(gguf="inplace"))
+        assert isinstance(kernel, Kernel)
+        assert not kernel.flags.batch_invariant
 
 
 @pytest.mark.parametrize("fine", [False, True])

@@ -101,7 +101,8 @@ class Packer:
         expands = any(not isinstance(scheme, Dense) for scheme in as_floats)
         # scales that are no float16 are met when the weights are: they make floats of a few blocks
         dense = bool(as_floats) or any(isinstance(scheme, QUANTIZED) for scheme in schemes)
-        rounds = not self.is_fine and not self.alike and len(as_floats) < len(schemes)
+        has_blocks = any(self._block_type(scheme, columns) is not None for scheme, columns in weights)
+        rounds = not self.is_fine and not self.alike and has_blocks
         tiles = ((dense and dtype == DType.BFLOAT16) or rounds) and native.current_isa() == "amx"
         return Kernel(
             name=", ".join(("native", *sorted({scheme.id for scheme in schemes}), native.current_isa())),
