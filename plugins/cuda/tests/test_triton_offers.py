@@ -91,6 +91,10 @@ def test_kernels_are_kept_where_the_operator_says(
         table = OpTable(platform="cuda")
         register_all(table, Device(), Arch(8, 9), CUDAOptions.read({"kernels": kernels, "kernel_cache": folder}))
     assert asked == ["/kept"]
-    assert [record.message for record in caplog.records] == [
-        "cuda.kernel_cache=/ignored is ignored: torch's kernels are not compiled"
-    ]
+    monkeypatch.setattr("tenon_cuda.ops.offers.find_spec", lambda name: None)
+    register_all(OpTable(platform="cuda"), Device(), Arch(8, 9), CUDAOptions(kernel_cache="/without-triton"))
+    assert asked == ["/kept"]
+    ignored, lacking, ignored_too = (record.message for record in caplog.records)
+    assert ignored == "cuda.kernel_cache=/ignored is ignored: torch's kernels are not compiled"
+    assert lacking.startswith("tenon-triton is not installed")
+    assert ignored_too == "cuda.kernel_cache=/without-triton is ignored: torch's kernels are not compiled"

@@ -61,7 +61,7 @@ def test_a_moved_folder_has_its_kernels_and_one_that_is_only_read_is_left_alone(
 
 @pytest.fixture
 def _as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("kept_in", "shipped"):
+    for name in ("kept_in", "shipped", "own"):
         monkeypatch.setattr(MovableCache, name, None)
     for name in ("dir", "manager_class"):
         monkeypatch.setitem(kernel_cache.knobs.cache.__dict__, name, getattr(kernel_cache.knobs.cache, name))
@@ -72,7 +72,7 @@ def _as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_and_a_second_folder_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    for wrong in (file, file / "below"):
+    for wrong in (file, file / "below", "~no-such-user/kernels", tmp_path / "no\0name"):
         with pytest.raises(ConfigError, match=f"kernels cannot be kept in {wrong}: "):
             kernel_cache.keep_in(str(wrong))
     kernel_cache.keep_in(str(tmp_path / "one"))
@@ -95,13 +95,49 @@ def test_an_empty_folder_that_can_only_be_read_is_told(
 
 @pytest.mark.usefixtures("_as_at_first")
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"child_paths": 3}', '{"child_paths": {"gone.cubin": "/old/gone.cubin"}}']
-)
-def test_a_list_that_is_none_or_names_lost_files_is_no_find(tmp_path: Path, text: str) -> None:
+    "text",
+    [
+        "", "{", "[]", "[" * 100_000, '{"child_paths": 3}', '{"child_paths": {}}', '{"child_paths": [["kernel.json"]]}',
+        '{"child_paths": {"kernel.json": "", "gone.cubin": "/old/gone.cubin"}}',
+        '{"child_paths": {"kernel.json": "", "empty.cubin": ""}}', '{"child_paths": {"kernel.json": "", "folder": ""}}',
+        '{"child_paths": {"kernel.cubin": ""}}', '{"child_paths": {"kernel.json": "", "../outside": ""}}',
+        '{"child_paths": ["kernel.json", 3]}', json.dumps({"child_paths": ["kernel.json", "a" * 400]}),
+        json.dumps({"child_paths": ["kernel.json", str(SCRIPT)]}),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_none_or_leads_to_no_file_here_is_no_find(tmp_path: Path, text: str) -> None:
     kernel_cache.keep_in(str(tmp_path))
     cache = MovableCache("key")
+    cache.put("code", "kernel.json")
+    cache.put(b"code", "kernel.cubin")
+    cache.put(b"", "empty.cubin")
+    (tmp_path / "key" / "folder").mkdir()
+    (tmp_path / "outside").write_text("code")
     cache.put(text, "__grp__kernel.json", binary=False)
     assert cache.get_group("kernel.json") is None
-    cache.put(b"code", "kernel.cubin")
-    cache.put_group("kernel.json", {"kernel.cubin": "/old/kernel.cubin"})
-    assert cache.get_group("kernel.json") == {"kernel.cubin": str(tmp_path / "key" / "kernel.cubin")}
+    names = ("kernel.json", "kernel.cubin")
+    cache.put_group("kernel.json", {name: f"/old/{name}" for name in names})
+    assert cache.get_group("kernel.json") == {name: str(tmp_path / "key" / name) for name in names}
+
+
+@pytest.mark.usefixtures("_as_at_first")
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_kernel_of_another_user_is_read_or_made_in_the_own_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    monkeypatch.setattr(kernel_cache.knobs.cache, "dir", str(tmp_path / "own"))
+    kernel_cache.keep_in(str(tmp_path / "all"))
+    theirs = tmp_path / "all" / "key"
+    MovableCache("key").put(b"theirs", "kernel.cubin")
+    access = os.access
+
+    def of_others(path: Any, mode: int, **others: Any) -> bool:
+        refused = os.W_OK if is_readable else os.W_OK | os.R_OK
+        return access(path, mode, **others) and not (mode & refused and theirs in (Path(path), Path(path).parent))
+
+    monkeypatch.setattr(os, "access", of_others)
+    cache = MovableCache("key")
+    assert cache.get_file("kernel.cubin") == (str(theirs / "kernel.cubin") if is_readable else None)
+    made = cache.put(b"ours", "other.cubin")
+    assert made == str(tmp_path / "own" / "key" / "other.cubin") == MovableCache("key").get_file("other.cubin")
+    assert MovableCache("new").put(b"ours", "kernel.cubin") == str(tmp_path / "all" / "new" / "kernel.cubin")

@@ -40,12 +40,12 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
         table.offer(MergedLinearSpec, "w8a8", lambda spec: fp8.w8a8(spec, online=online), priority=1)
     table.offer(MergedLinearSpec, "cublas", linear.cublas)
     if settings.kernels == "torch":
-        if settings.kernel_cache:
-            LOG.warning("cuda.kernel_cache=%s is ignored: torch's kernels are not compiled", settings.kernel_cache)
+        _say_ignored(settings)
         return
     require(settings.attention, arch)
     if find_spec(LIBRARY) is None:
         LOG.warning("tenon-triton is not installed: most ops run on slow reference kernels (pip install tenon-triton)")
+        _say_ignored(settings)
         return
     try:
         from tenon_triton import kernel_cache
@@ -78,3 +78,8 @@ def register(table: OpTable, device: Device, arch: Arch, settings: CUDAOptions) 
             counter=device.meeting() if arch == ARCH and isinstance(device, CUDADevice) else None,
         ),
     )
+
+
+def _say_ignored(settings: CUDAOptions) -> None:
+    if settings.kernel_cache:
+        LOG.warning("cuda.kernel_cache=%s is ignored: torch's kernels are not compiled", settings.kernel_cache)
