@@ -27,6 +27,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "num_blocks": (2, INT32_MAX),
     "kv_cache_memory": (1, 2**63 - 1),
     "seed": (-(2**63), 2**63 - 1),
+    "tensor_parallel_size": (1, 64),
 }
 
 
@@ -127,6 +128,13 @@ class PlatformConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How a model is spread over devices."""
+
+    tensor_parallel_size: int = flag(1, "devices that share every layer of the model", aliases=("-tp",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsConfig:
     """What makes outputs follow a grammar."""
 
@@ -140,12 +148,13 @@ class StructuredOutputsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine: model, cache, scheduler, platform, structured outputs."""
+    """One engine: model, cache, scheduler, platform, parallelism, structured outputs."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     platform: PlatformConfig = field(default_factory=PlatformConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     @classmethod
@@ -194,6 +203,14 @@ class EngineConfig:
                 "structured_outputs_backend is xgrammar, which is not installed",
                 remedy="run: pip install tenon-core[xgrammar]",
             )
+        size = self.parallel.tensor_parallel_size
+        if size > 1 and self.platform.enable_sleep_mode:
+            raise ConfigError("enable_sleep_mode is for one device: the ranks of several do not sleep yet")
+        if size > 2 and self.platform.batch_invariant:
+            raise ConfigError(
+                f"batch_invariant with {size} ranks: the order in which their sums are added hangs on the batch",
+                remedy="pass --tensor-parallel-size 2 or 1",
+            )
         if self.model.trust_remote_code:
             raise ConfigError(
                 "--trust-remote-code is not available: Tenon never runs code from a model folder",
@@ -207,6 +224,7 @@ SECTIONS: dict[str, Any] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "platform": PlatformConfig,
+    "parallel": ParallelConfig,
     "structured_outputs": StructuredOutputsConfig,
 }
 _SECTION_OF = {item.name: section for section, kind in SECTIONS.items() for item in dataclasses.fields(kind)}

@@ -69,6 +69,12 @@ class Collectives:
     def set_timeout(self, seconds: float) -> None:
         """From now on an operation that waits longer for another rank raises; a group of one never waits."""
 
+    def abort(self) -> None:
+        """Another rank has ended: who waits for it raises soon, as does every later operation. From any thread.
+
+        Nothing where a rank that is gone is noticed without a word, as torch.distributed's connections do.
+        """
+
     def close(self) -> None:
         """Leave the group."""
 

@@ -51,6 +51,13 @@ class Platform:
         """The execution socket."""
         return Execution(device)
 
+    def rank_device(self, rank: int, size: int) -> Device:
+        """The device of one of the ranks that share a model, not yet opened. Raises `ConfigError` where it has none.
+
+        A platform whose one device has parts (a host's nodes) gives each rank a part.
+        """
+        return self.device(rank)
+
     def collectives(self, device: Device, *, rank: int, size: int, address: str) -> Collectives:
         """The collectives socket of one rank."""
         return Collectives() if size == 1 else TorchCollectives(rank=rank, size=size, address=address)

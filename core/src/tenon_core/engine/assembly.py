@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from tenon_core.config import EngineConfig
 from tenon_core.execution.executor import InlineExecutor
@@ -21,12 +23,14 @@ from tenon_core.models.family import WeightNames
 from tenon_core.models.heads import HeadChoice
 from tenon_core.models.kv_pools import plan_pools
 from tenon_core.models.model import Model
+from tenon_core.models.sharding import Rank, RankSource, rank_spec
 from tenon_core.models.weights import WeightReader, WeightSource
 from tenon_core.sampling.pooling import PoolingFacts
 from tenon_core.sampling.validate import ModelFacts
 from tenon_core.state.rows import RowTable
 from tenon_platforms.attention import AttentionBackend
 from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device, Fault
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import CapacityError, ConfigError, PluginError, TenonError
@@ -71,6 +75,11 @@ class ModelSource:
     tokenizer_json: Callable[[], str] | None = None
     pooling: PoolingFacts | None = None
 
+    def of_rank(self, rank: Rank) -> ModelSource:
+        """One rank's part. Raises `ConfigError` where the model cannot be shared so."""
+        weights = RankSource.of(self.weights, rank, self.spec, self.names)
+        return replace(self, spec=rank_spec(self.spec, rank), weights=weights)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
@@ -96,9 +105,9 @@ class Sockets:
     execution: Execution
 
     @classmethod
-    def open(cls, platform: Platform, index: int = 0) -> Sockets:
-        """Open the platform's device and take its sockets."""
-        device = platform.device(index)
+    def open(cls, platform: Platform, rank: Rank | None = None) -> Sockets:
+        """Open the platform's device, of one of several ranks, and take its sockets."""
+        device = platform.device() if rank is None else platform.rank_device(rank.index, rank.size)
         if device.shares_host_memory and device.is_async:
             raise PluginError(
                 f"platform {platform.name!r} says of {device.info.name} both `shares_host_memory` and `is_async`: a"
@@ -141,13 +150,19 @@ def assemble(
     max_model_len: int,
     on_read: Callable[[str], None] = lambda name: None,
     make_table: Callable[..., OpTable] = OpTable,
+    collectives: Collectives | None = None,
 ) -> Assembled:
     """Build the model, plan the memory and put the engine together. Raises `TenonError` with a remedy.
+
+    collectives: of the ranks that share the model, each of which assembles its part; None: it is alone.
 
     make_table: an op table that watches or replaces kernels, for `tenon ops record` and `tenon ops bisect`.
     """
     parts = Parts.named(config)  # before the weights are read
     check_determinism(config, sockets.capabilities, sockets.platform.name)
+    collectives = collectives or Collectives()
+    if collectives.size > 1:
+        source = source.of_rank(Rank(index=collectives.rank, size=collectives.size))
     device, spec = sockets.device, source.spec
     table = make_table(
         platform=sockets.platform.name,
@@ -159,8 +174,9 @@ def assemble(
     pool = device.pool if config.platform.enable_sleep_mode else _no_pool
     with pool(Pool.WEIGHTS):
         model = ModelBuilder(
-            spec=spec, names=source.names, table=table, device=device, reader=reader, dtype=dtype, kv_dtype=kv_dtype
-        ).build()
+            spec=spec, names=source.names, table=table, device=device, reader=reader, dtype=dtype, kv_dtype=kv_dtype,
+            collectives=collectives,
+        ).build()  # fmt: skip
     if left := [name for name in reader.unused() if not _is_derived(name)]:
         LOG.warning("the checkpoint has %d tensors this model does not use: %s", len(left), ", ".join(left[:8]))
     backends = [group.backend for group in model.groups]
@@ -193,6 +209,8 @@ def assemble(
             remedy="raise --max-num-batched-tokens, lower --max-model-len, or leave out --no-enable-chunked-prefill",
         )
     memory = _plan_memory(config, sockets, model, policy, dtype, block_size, max_rows * max_blocks)
+    if collectives.size > 1:
+        memory = replace(memory, num_blocks=_least(collectives, device, memory.num_blocks))
     check_indices(
         sockets.capabilities,
         num_blocks=memory.num_blocks,
@@ -215,8 +233,9 @@ def assemble(
             num_blocks=memory.num_blocks,
             depth=depth,
         ),
+        collectives=collectives,
     )
-    _check_traceable(table, sockets)
+    _check_traceable(table, sockets, collectives)
     engine = _engine(
         config, parts, sockets, source, runner, policy, memory, block_size, max_blocks, max_model_len, depth
     )
@@ -402,10 +421,26 @@ def _allocate_caches(model: Model, device: Device, plan: MemoryPlan, block_size:
     model.caches = caches
 
 
-def _check_traceable(table: OpTable, sockets: Sockets) -> None:
+def _least(collectives: Collectives, device: Device, number: int) -> int:
+    """The least of the ranks' numbers."""
+    mine = device.zeros((1,), torch.int32) + number
+    every = collectives.all_gather(mine)
+    landed = device.host_buffer((collectives.size,), torch.int32)
+    device.copy(landed, every)
+    device.synchronize()
+    return int(landed.min())
+
+
+def _check_traceable(table: OpTable, sockets: Sockets, collectives: Collectives) -> None:
     """A device that compiles its steps runs nothing else: raise `ConfigError` for a kernel that cannot be traced."""
     if sockets.capabilities.executable is not ExecutableKind.TRACE:
         return
+    if collectives.size > 1 and not collectives.flags.graph_safe:
+        raise ConfigError(
+            f"platform {sockets.platform.name!r} compiles its steps, and what its ranks say to each other cannot be"
+            " compiled",
+            remedy="pass --tensor-parallel-size 1",
+        )
     for choice in table.choices:
         if not choice.kernel.flags.graph_safe and not isinstance(choice.spec, RowWritesSpec):
             refused = "; ".join(f"{name}: {reason}" for name, reason in choice.refused) or "nothing else is offered"

@@ -34,6 +34,7 @@ from .kv_memory import KVMemory
 from .messages import EngineStats, Finished, FinishReason, GenerateRequest, KernelUse, Pooled, StepUpdate, split_key
 from .outputs import Flight, OutputRouter
 from .prefix_cache import root_hash
+from .ranks import RankLostError
 from .schedule import Schedule, Scheduler
 from .sequence import Sequence, SequenceState
 from .sleep import Sleep
@@ -356,6 +357,8 @@ class Engine:
 
     def _recover(self, flight: Flight, error: Exception) -> StepUpdate | None:
         """A step failed. Its sequences are computed again one at a time; the one that fails alone is ended."""
+        if isinstance(error, RankLostError):
+            raise error  # the ranks are out of step, and none can be computed again
         fault = self.device.classify_fault(error)
         LOG.error("step %d failed (%s)", flight.delta.step, fault.value, exc_info=error)
         if fault is Fault.LOST:

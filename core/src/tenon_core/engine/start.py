@@ -28,11 +28,13 @@ from tenon_core.loading.sources import resolve_model
 from tenon_core.models.family import Family
 from tenon_core.models.heads import HeadChoice, choose_head
 from tenon_core.models.registry import family_of
+from tenon_core.models.sharding import Rank
 from tenon_core.models.weights import DummySource, WeightSource
 from tenon_core.sampling.params import SamplingParams
 from tenon_core.sampling.pooling import Pooling
 from tenon_platforms.adjustments import Ledger
 from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError, DeviceError
@@ -51,11 +53,13 @@ from .engine import Engine
 from .giving_back import GivenBack
 from .messages import NO_TOKENS, FinishReason, GenerateRequest
 from .plan import ResolvedPlan, kernel_map, kernel_uses
+from .ranks import Ranks, RanksExecutor
 from .weight_source import CheckpointSource
 
 LOG = logging.getLogger(__name__)
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 KV_DTYPE_ALIASES = {"fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3"}
+RANK_PATIENCE_SECONDS = 600.0
 PROBE_TOKENS = 2  # the start-up request's output: one prefill and one decode
 
 
@@ -111,11 +115,38 @@ def start_with_report(
     """As `start_engine`, with what was decided on the way."""
     clock = _Clock(on_phase=on_phase or (lambda name, seconds: None))
     Parts.named(config)  # a wrong name is told before anything is downloaded
+    size = config.parallel.tensor_parallel_size
     with clock.phase("select platform"):
         platform, manifest = select_platform(config)
-        sockets = Sockets.open(platform)
-    with GivenBack(partial(_close, sockets.device)) as taken:
-        return _start_on(sockets, manifest, config, clock, taken)
+        if size == 1:
+            sockets = Sockets.open(platform)
+    if size == 1:
+        with GivenBack(partial(_close, sockets.device)) as taken:
+            return _start_on(sockets, manifest, config, clock, taken)
+    platform.rank_device(size - 1, size)  # one that is not there is told before anything is started
+    ranks = Ranks.start(config, size)  # before the device is opened: a child has what its parent was bound to
+    with GivenBack(ranks.close) as taken:
+        with clock.phase("start ranks"):
+            sockets = Sockets.open(platform, Rank(size=size))
+            taken.give = partial(_close_ranks, ranks, sockets.device)
+            ranks.watch(ranks.join(partial(_joined, sockets, 0, size, ranks.address)))
+        return _start_on(sockets, manifest, config, clock, taken, ranks)
+
+
+def start_rank(config: EngineConfig, rank: int, size: int, address: str) -> tuple[Assembled, Device]:
+    """Another rank of an engine, ready for steps."""
+    platform, manifest = select_platform(config)
+    sockets = Sockets.open(platform, Rank(index=rank, size=size))
+    with GivenBack(partial(_close, sockets.device)):
+        clock = _Clock(on_phase=lambda name, seconds: None)
+        collectives = _joined(sockets, rank, size, address)
+        return _prepared(sockets, manifest, config, clock, collectives).assembled, sockets.device
+
+
+def _joined(sockets: Sockets, rank: int, size: int, address: str) -> Collectives:
+    collectives = sockets.platform.collectives(sockets.device, rank=rank, size=size, address=address)
+    collectives.set_timeout(RANK_PATIENCE_SECONDS)  # while one compiles, the others wait
+    return collectives
 
 
 def _close(device: Device) -> None:
@@ -123,33 +154,59 @@ def _close(device: Device) -> None:
     device.close()
 
 
+def _close_ranks(ranks: Ranks, device: Device) -> None:
+    ranks.close()
+    ranks.collectives.close()
+    _close(device)
+
+
 def _start_on(
-    sockets: Sockets, manifest: Manifest, config: EngineConfig, clock: _Clock, taken: GivenBack
+    sockets: Sockets,
+    manifest: Manifest,
+    config: EngineConfig,
+    clock: _Clock,
+    taken: GivenBack,
+    ranks: Ranks | None = None,
 ) -> tuple[Engine, StartReport]:
-    """The same on an open device, which is `taken`."""
+    """The same on an open device, which is `taken`, with the other ranks."""
+    collectives = Collectives() if ranks is None else ranks.collectives
+    report = _prepared(sockets, manifest, config, clock, collectives)
+    assembled = report.assembled
+    engine = assembled.engine
+    if ranks is not None:
+        engine.executor = RanksExecutor(own=engine.executor, ranks=ranks)
+    taken.give = engine.shutdown
+    with clock.phase("first request"):
+        answer_one(engine)
+    engine.kernels = kernel_uses(assembled.table)
+    engine.mark_ready()
+    control_plane().ready(report.plan.to_dict())
+    return engine, report
+
+
+def _prepared(
+    sockets: Sockets,
+    manifest: Manifest,
+    config: EngineConfig,
+    clock: _Clock,
+    collectives: Collectives,
+) -> StartReport:
+    """One rank, up to the agreement of all on what they will run."""
     with clock.phase("open model"):
         opened = open_model(config)
     ledger, config = adjust(config, sockets, opened)
     dtype, kv_dtype = effective_dtypes(config, sockets.capabilities, opened, ledger)
     with clock.phase("load weights"):
-        assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype)
-        taken.give = assembled.engine.shutdown
+        assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype, collectives=collectives)
         opened.checkpoint.tensors.close()  # kernels have what they packed; what they use where it lies stays valid
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)
     with clock.phase("warm up"):
         warm_up(assembled, sockets.device)
     plan = resolved_plan(config, sockets.platform, manifest, assembled, dtype, kv_dtype)
-    with clock.phase("first request"):
-        answer_one(assembled.engine)
-    group = sockets.platform.collectives(sockets.device, rank=0, size=1, address="")
-    if not group.agree(plan.fingerprint()):
+    if not collectives.agree(plan.fingerprint()):
         raise DeviceError("the ranks resolved different plans", remedy="use the same packages and flags on every rank")
-    assembled.engine.kernels = kernel_uses(assembled.table)
-    assembled.engine.mark_ready()
-    control_plane().ready(plan.to_dict())
-    report = StartReport(plan=plan, ledger=ledger, assembled=assembled, manifest=manifest, seconds=clock.seconds)
-    return assembled.engine, report
+    return StartReport(plan=plan, ledger=ledger, assembled=assembled, manifest=manifest, seconds=clock.seconds)
 
 
 def select_platform(config: EngineConfig) -> tuple[Platform, Manifest]:
@@ -251,6 +308,7 @@ def load(
     dtype: DType,
     kv_dtype: DType,
     make_table: Callable[..., OpTable] = OpTable,
+    collectives: Collectives | None = None,
 ) -> Assembled:
     """Read the weights into kernels and assemble the engine. make_table: as for `assemble`."""
     checkpoint, family = opened.checkpoint, opened.family
@@ -287,6 +345,7 @@ def load(
             max_model_len=opened.max_model_len,
             on_read=lambda name: advance(1),
             make_table=make_table,
+            collectives=collectives,
         )
 
 

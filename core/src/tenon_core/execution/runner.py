@@ -19,6 +19,7 @@ from tenon_core.models.kv_pools import plan_pools
 from tenon_core.models.model import Model, PoolingHead, StepContext
 from tenon_platforms.attention import GraphSupport
 from tenon_platforms.batch import AttentionBatch, HostBatch, Logprobs, SamplingBatch, StepInputs, StepOutputs
+from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device
 from tenon_platforms.execution import Executable, ExecutableKind, Execution
 from tenon_platforms.ops.rows import PrepareInputsSpec, RowWritesSpec
@@ -78,6 +79,7 @@ class Runner:
         execution: Execution,
         policy: ShapePolicy,
         limits: RunnerLimits,
+        collectives: Collectives | None = None,
     ) -> None:
         vocab = model.spec.vocab_size
         strict = policy.strict
@@ -95,7 +97,8 @@ class Runner:
         self._fixed_sizes = strict
         self._is_pooling = isinstance(model.head, PoolingHead)
         self._between_is_warm = False
-        self._graph_support = _graph_support(model, table)
+        self._collectives = collectives or Collectives()
+        self._graph_support = _graph_support(model, table, self._collectives)
         self._sampler = table.choose(SamplerSpec(vocab_size=vocab))
         self._logprobs = table.choose(TokenLogprobsSpec(vocab_size=vocab))
         self._prepare = table.choose(PrepareInputsSpec(block_sizes=(limits.block_size,) * len(model.groups)))
@@ -319,6 +322,8 @@ class Runner:
             grammar_mask=call.grammar_mask,
         )
         tokens: Tensor = self._sampler.run(logits, batch)  # int32 [logits]
+        if self._collectives.size > 1:
+            tokens = self._collectives.broadcast(tokens)  # the first rank alone knows grammars
         state.last_tokens[inputs.logit_rows] = tokens
         logprobs: Logprobs | None = None
         if mode.num_logprobs >= 0:
@@ -332,7 +337,9 @@ class Runner:
         return self._sample(call, self._forward(call))
 
 
-def _graph_support(model: Model, table: OpTable) -> GraphSupport:
+def _graph_support(model: Model, table: OpTable, collectives: Collectives) -> GraphSupport:
+    if collectives.size > 1 and not collectives.flags.graph_safe:
+        return GraphSupport.NEVER
     inside = [choice for choice in table.choices if choice.spec.op != RowWritesSpec.op]
     if not all(choice.kernel.flags.graph_safe for choice in inside):
         return GraphSupport.NEVER

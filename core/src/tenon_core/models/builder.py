@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.attention import AttentionKernel
+from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device
 from tenon_platforms.dtypes import DType
 from tenon_platforms.errors import ConfigError
@@ -73,6 +74,7 @@ class ModelBuilder:
     reader: WeightReader
     dtype: DType
     kv_dtype: DType
+    collectives: Collectives = field(default_factory=Collectives)
     _cos_sin: dict[RopeSpec, Tensor] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
 
@@ -125,6 +127,7 @@ class ModelBuilder:
             ffn=self._ffn(layer, names),
             post_mixer=None if layer.post_mixer is None else self._norm(layer.post_mixer, names.post_mixer),
             post_ffn=None if layer.post_ffn is None else self._norm(layer.post_ffn, names.post_ffn),
+            all_reduce=self.collectives.all_reduce if self.collectives.size > 1 else None,
         )
 
     def _qkv(self, index: int, layer: Layer, names: WeightNames) -> Bound | NormThen:

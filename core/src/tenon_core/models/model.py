@@ -166,13 +166,17 @@ class NormThen:
 
 @dataclass(slots=True, kw_only=True)
 class BuiltLayer:
-    """One residual layer. `qkv` and `ffn` add the branch before them to the residual and read the sum's norm."""
+    """One residual layer. `qkv` and `ffn` add the branch before them to the residual and read the sum's norm.
+
+    all_reduce: adds the ranks' branches up, in place, where each has computed a part of every branch.
+    """
 
     qkv: Bound | NormThen
     mixer: AttentionBlock
     ffn: Bound | NormThen
     post_mixer: Bound | None
     post_ffn: Bound | None
+    all_reduce: Callable[[Tensor], Tensor] | None = None
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, context: StepContext, wanted: Tensor | None = None
@@ -180,11 +184,15 @@ class BuiltLayer:
         """(branch, residual), [tokens, hidden] each; of `wanted` tokens where given, in their order."""
         x, residual = self.qkv(x, residual)
         x = self.mixer(x, context, wanted)
+        if self.all_reduce is not None:
+            x = self.all_reduce(x)
         if wanted is not None:
             residual = residual.index_select(0, wanted)
         if self.post_mixer is not None:
             x = self.post_mixer(x)
         x, residual = self.ffn(x, residual)
+        if self.all_reduce is not None:
+            x = self.all_reduce(x)
         if self.post_ffn is not None:
             x = self.post_ffn(x)
         return x, residual

@@ -79,15 +79,15 @@ class Subject:
         return subject
 
     @classmethod
-    def at(cls, platform: Platform, index: int) -> Subject:
-        """As `of`, on another of its devices."""
+    def of_rank(cls, platform: Platform, rank: int, size: int) -> Subject:
+        """As `of`, on the device of one of several ranks."""
         subject = cls(name=platform.name, options=dict(platform.options))
-        subject._open(platform, index)
+        subject._open(platform, platform.rank_device(rank, size))
         return subject
 
-    def _open(self, platform: Platform, index: int = 0) -> None:
+    def _open(self, platform: Platform, device: Device | None = None) -> None:
         self._platform = platform
-        self._device = platform.device(index)
+        self._device = device or platform.device()
         self._device.open()
         self._capabilities = platform.capabilities(self._device)
 

@@ -28,7 +28,8 @@ enum tenon_status {
     TENON_NO_SUCH_TYPE = 3, /* a weight or data type that no kernel computes */
     TENON_NO_SUCH_ISA = 4,  /* this CPU, system or build has not that instruction set */
     TENON_NO_MEMORY = 5,
-    TENON_NO_THREADS = 6 /* the system refused to start threads */
+    TENON_NO_THREADS = 6, /* the system refused to start threads */
+    TENON_RANK_LOST = 7   /* another rank did not come in time */
 };
 
 enum tenon_isa { TENON_PORTABLE = 0, TENON_AVX2 = 1, TENON_AVX512 = 2, TENON_AVX512_VNNI = 3, TENON_AMX = 4 };

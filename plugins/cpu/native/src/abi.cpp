@@ -24,6 +24,7 @@ const char* tenon_cpu_status_text(int status) {
         case TENON_NO_SUCH_ISA: return "an instruction set that this CPU, system or build has not";
         case TENON_NO_MEMORY: return "out of memory";
         case TENON_NO_THREADS: return "the system refused to start threads";
+        case TENON_RANK_LOST: return "another rank did not come in time";
         default: return "an unknown status";
     }
 }

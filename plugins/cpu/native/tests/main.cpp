@@ -19,6 +19,8 @@ bool attention_tiles_are_right();  // attention_tiles.cpp
 bool attention_asks_once();  // attention_asks.cpp
 bool experts_are_right(int32_t type, int count, int top_k, bool alike);  // moe.cpp
 bool attention_is_right(int heads, int kv_heads, int dim, int block_size, bool emulated, bool int8);  // attention.cpp
+bool exchanges_are_right(int size, int type, int64_t count, int source);  // exchange.cpp
+bool a_lost_rank_is_told();
 
 namespace {
 
@@ -335,6 +337,9 @@ int main() {
     callers_take_turns();
     a_region_keeps_to_what_it_was_laid_out_for();
     threads_may_change_under_a_caller();
+    for (const int source : {0, 2}) EXPECT(exchanges_are_right(3, 0, 300, source));
+    EXPECT(exchanges_are_right(1, 0, 10, -1));
+    EXPECT(a_lost_rank_is_told());
     for (int isa = 0; isa <= tenon_cpu_isa_best(); ++isa) {
         EXPECT(tenon_cpu_isa_set(isa) == TENON_OK);
         for (const int32_t type : TYPES)
@@ -347,6 +352,8 @@ int main() {
             for (const int64_t tokens : {1, 16, 45, 100})
                 for (const bool bf16 : {false, true}) gates_are_right(type, tokens, bf16);
         for (const bool int8 : {false, true}) attention_is_right_at_shapes(false, int8);
+        for (const int32_t type : {0, 1, 2})
+            for (const int64_t count : {1, 61, 128, 700}) EXPECT(exchanges_are_right(3, type, count, -1));
         for (const int32_t type : {0, 3})
             for (const int threads : {1, 3}) {
                 EXPECT(tenon_cpu_threads_set(threads, nullptr, 50) == TENON_OK);

@@ -6,6 +6,7 @@ Work is synchronous; there is nothing to overlap with, so streams and events sta
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,9 @@ class CPUDevice(Device):
     cores: tuple[int, ...] = ()
     shares_host_memory: bool = True
     load_policy: LoadPolicy = LoadPolicy.MMAP
+    is_rank: bool = False  # it has these cores to itself, and the calling thread stays on them
     _threads_before: int = 0
+    _cores_before: frozenset[int] = frozenset()
     _wish: Wish | None = None  # while it is open and there is a native library
 
     def __post_init__(self) -> None:
@@ -49,6 +52,9 @@ class CPUDevice(Device):
         is_new = not self._threads_before
         if is_new:
             self._threads_before = torch.get_num_threads()
+            if self.is_rank and self.cores and hasattr(os, "sched_setaffinity"):
+                self._cores_before = frozenset(os.sched_getaffinity(0))
+                os.sched_setaffinity(0, self.cores)
         keep_heap()
         torch.set_num_threads(self.threads)
         self.load_threads = self.threads
@@ -60,6 +66,9 @@ class CPUDevice(Device):
         if self._threads_before:
             torch.set_num_threads(self._threads_before)
             self._threads_before = 0
+        if self._cores_before:
+            os.sched_setaffinity(0, self._cores_before)
+            self._cores_before = frozenset()
         if self._wish is not None:
             USERS.leave(self._wish)
             self._wish = None

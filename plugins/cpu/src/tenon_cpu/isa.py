@@ -45,6 +45,13 @@ class CPU:
         return next((name for name in names if name in self.flags), self.machine)
 
 
+def part_of(cores: tuple[int, ...], part: int, parts: int) -> tuple[int, ...]:
+    """The cores of one of `parts` parts; sizes differ by one at most, neighbours stay together."""
+    each, more = divmod(len(cores), parts)
+    start = part * each + min(part, more)
+    return cores[start : start + each + (part < more)]
+
+
 def read_cpu(text: str | None = None, usable: frozenset[int] | None = None) -> CPU:
     """The CPU that `text`, in the form of /proc/cpuinfo, describes; this machine's by default."""
     if text is None:
@@ -70,5 +77,5 @@ def read_cpu(text: str | None = None, usable: frozenset[int] | None = None) -> C
         machine=machine,
         flags=flags,
         physical_cores=count,
-        cores=tuple(cores.values()),
+        cores=tuple(number for _, number in sorted(cores.items(), key=lambda item: (item[0][:-1], item[1]))),
     )

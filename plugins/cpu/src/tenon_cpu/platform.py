@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tenon_platforms.adjustments import Adjustment
 from tenon_platforms.capabilities import Capabilities
+from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device, DeviceInfo
 from tenon_platforms.errors import ConfigError
 from tenon_platforms.execution import Execution
@@ -17,7 +18,7 @@ from . import native
 from .capabilities import adjustments, capabilities
 from .device import CPUDevice
 from .execution import CPUExecution
-from .isa import read_cpu
+from .isa import part_of, read_cpu
 
 if TYPE_CHECKING:
     from tenon_platforms.model import ModelSpec
@@ -70,6 +71,27 @@ class CPUPlatform(Platform):
             threads=self.options["threads"] or self.cpu.physical_cores,
             cores=self.cpu.cores if self.options["bind"] == "on" else (),
         )
+
+    def rank_device(self, rank: int, size: int) -> Device:
+        """The host's memory with a rank's part of its cores, which it is bound to; nodes are parted first."""
+        if size > self.cpu.physical_cores:
+            raise ConfigError(
+                f"{size} ranks on {self.cpu.physical_cores} cores: each needs one",
+                remedy=f"pass --tensor-parallel-size {self.cpu.physical_cores} or less",
+            )
+        device = self.device()
+        assert isinstance(device, CPUDevice)
+        cores = part_of(self.cpu.cores, rank, size)
+        device.is_rank = True
+        device.cores, device.threads = cores, self.options["threads"] or len(cores) or self.cpu.physical_cores // size
+        return device
+
+    def collectives(self, device: Device, *, rank: int, size: int, address: str) -> Collectives:
+        if size == 1 or not self.is_native:
+            return Platform.collectives(self, device, rank=rank, size=size, address=address)
+        from .collectives import NativeCollectives
+
+        return NativeCollectives(rank=rank, size=size, address=address)
 
     def capabilities(self, device: Device) -> Capabilities:
         inplace = self.options["gguf"] == "inplace" or (self.is_native and self.options["gguf"] == "auto")

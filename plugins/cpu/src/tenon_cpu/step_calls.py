@@ -45,6 +45,7 @@ STRUCTS: dict[str, str] = {
         " q:tokens,all_rows,blocks i:groups,block_size"
     ),
     "sample": "p:logits,params,positions,counts,edits,grammar_mask,tokens q:rows,vocab i:mode,type",
+    "exchange": "p:x,shared q:count,slot_bytes,patience_ms i:rank,size,type,source",
     "token_logprobs": "p:logits,tokens,chosen,rank,top_ids,top q:rows,vocab,k i:type,_",
 }
 

@@ -135,7 +135,8 @@ class SimDevice(Device):
         self.submit(work)
 
     def event(self) -> Event:
-        return NULL_EVENT if self._queue is None else self._queue.event()
+        # inside an executable, all work before this point is done
+        return NULL_EVENT if self._queue is None or self._queue.is_current else self._queue.event()
 
     def synchronize(self) -> None:
         self.event().wait()

@@ -15,6 +15,7 @@ from tenon_platforms.capabilities import Capabilities, Determinism
 from tenon_platforms.collectives import Collectives
 from tenon_platforms.device import Device, DeviceInfo
 from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
 from tenon_platforms.execution import ExecutableKind, Execution
 from tenon_platforms.kernel import Kernel, No
 from tenon_platforms.model import ModelSpec
@@ -64,9 +65,13 @@ class SimPlatform(Platform):
         )
 
     def device(self, index: int = 0) -> Device:
-        return SimDevice(
-            info=self.probe()[index], options=self.settings, is_async=self.kind is not ExecutableKind.EAGER
-        )
+        found = self.probe()
+        if index >= len(found):
+            raise ConfigError(
+                f"there is no simulated device {index}: there are {len(found)}",
+                remedy="raise --platform-opt sim.devices",
+            )
+        return SimDevice(info=found[index], options=self.settings, is_async=self.kind is not ExecutableKind.EAGER)
 
     def capabilities(self, device: Device) -> Capabilities:
         kv_dtypes = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.FLOAT8_E4M3)

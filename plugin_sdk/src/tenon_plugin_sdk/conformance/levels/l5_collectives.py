@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tenon_platforms.dtypes import DType
+from tenon_platforms.errors import ConfigError
 from tenon_platforms.platform import Platform
 from tenon_platforms.torch_dtypes import to_torch
 
@@ -26,13 +27,19 @@ MANY = 24
 
 
 def sizes_of(subject: Subject, profile: Profile) -> list[int]:
-    """Numbers of ranks: as many as there are devices, but the default's ranks share the host."""
+    """Numbers of ranks that have a device each."""
     wanted = [2, 3, 4] if profile.wide else [2]
     if subject.device.process_model.spmd:
         return []
-    if type(subject.platform).collectives is Platform.collectives:
-        return wanted
-    return [size for size in wanted if size <= len(subject.platform.probe())]
+    return [size for size in wanted if _has_devices(subject.platform, size)]
+
+
+def _has_devices(platform: Platform, size: int) -> bool:
+    try:
+        platform.rank_device(size - 1, size)
+    except ConfigError:
+        return False
+    return True
 
 
 def _group(subject: Subject, size: int) -> RankGroup:

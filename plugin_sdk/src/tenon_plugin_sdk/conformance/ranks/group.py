@@ -86,15 +86,13 @@ class RankGroup:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        devices = len(subject.platform.probe())
         options = json.dumps(subject.options)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         ranks = []
         for rank in range(size):
             log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the group
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, subject.manifest.entry, options, str(rank % max(devices, 1)),
-                 str(rank), str(size), address],
+                [sys.executable, "-m", MODULE, subject.manifest.entry, options, str(rank), str(size), address],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
             )  # fmt: skip
             ranks.append(Rank(process=process, log=log))

@@ -26,10 +26,10 @@ def main(arguments: list[str]) -> None:
     """Open the platform, join the group, obey."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    entry, options, device, rank, size, address = arguments
+    entry, options, rank, size, address = arguments
     module, _, attribute = entry.partition(":")
     platform = attrgetter(attribute)(import_module(module))(json.loads(options))
-    subject = Subject.at(platform, int(device))
+    subject = Subject.of_rank(platform, int(rank), int(size))
     group = platform.collectives(subject.device, rank=int(rank), size=int(size), address=address)
     member = Member(subject, group)
     _say(out, {"ready": True, "rank": group.rank, "size": group.size, "alignment": group.flags.alignment})

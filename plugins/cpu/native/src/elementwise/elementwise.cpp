@@ -18,7 +18,7 @@ namespace {
 
 }  // namespace
 
-extern const ElementKernels element_kernels = {rms_norm, activation_mul, widen, divide, best, next_at_least, sum_exp};
+extern const ElementKernels element_kernels = {rms_norm, activation_mul, widen, divide, best, next_at_least, sum_exp, add_up};
 
 }  // namespace TENON_LEVEL
 }  // namespace tenon

@@ -209,3 +209,14 @@ static float sum_exp(const float* row, float shift, int64_t n) {
     if (i < n) sum = sum + vexp(vload_part(row + i, static_cast<int>(n - i), -__builtin_inff()) - by);
     return vsum(sum);
 }
+
+static void add_up(const uint8_t* first, int64_t stride, int count, void* y, int type, int64_t begin, int64_t end) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        for (int64_t i = begin; i < end; i += W) {
+            Vec sum = load_at(reinterpret_cast<const T*>(first), i, end);
+            for (int k = 1; k < count; ++k) sum = sum + load_at(reinterpret_cast<const T*>(first + k * stride), i, end);
+            store_at(static_cast<T*>(y), sum, i, end);
+        }
+    });
+}

@@ -183,4 +183,13 @@ struct TokenLogprobsParams {
     int32_t type, unused;
 };
 
+// What ranks say to each other through memory that they share: a word that is not zero once a rank is gone, the ranks'
+// counters, a line of memory each, zero at first, then twice a slot of `slot_bytes` (a multiple of 64) for every rank.
+struct ExchangeParams {
+    void* x;       // count elements: this rank's, then the sum, or what rank `source` had
+    void* shared;
+    int64_t count, slot_bytes, patience_ms;  // for the others
+    int32_t rank, size, type, source;        // source: -1, a sum. type: -1, bytes, which are not added
+};
+
 }  // namespace tenon
