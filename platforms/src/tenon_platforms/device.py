@@ -149,7 +149,7 @@ class Device:
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A zeroed tensor on the device. On the host its pages are taken only when they are first written."""
         if self.torch_device == HOST:
-            return self._pages.zeros(shape, dtype, self._pool)
+            return self._pages.zeros(shape, dtype, self._pool if self._pool is Pool.KV_CACHE else None)
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -160,7 +160,8 @@ class Device:
     def pool(self, pool: Pool) -> Iterator[None]:
         """What this thread allocates inside, in whatever way, belongs to `pool`; may be entered again for more.
 
-        Only an engine that may sleep enters it. The host's knows what was made with `zeros`.
+        Only an engine that may sleep enters it, and none inside another. `load_threads` is 1 where pools are bound to
+        threads. The host's knows the caches that `zeros` made.
         """
         before, self._pool = self._pool, pool
         try:
@@ -181,9 +182,10 @@ class Device:
         return self._pages.give_back(Pool.KV_CACHE)
 
     def wake(self, pools: tuple[Pool, ...]) -> None:
-        """Memory for these pools at the same addresses: WEIGHTS as they were, a KV_CACHE zeroed.
+        """Memory for these pools at the same addresses: WEIGHTS as they were, a KV_CACHE that was given back zeroed.
 
-        Raises `CapacityError` where there is none; they sleep on then. Pools that are awake are passed over.
+        Raises `CapacityError` where there is none for one of them, which sleeps on with those behind it. Pools that are
+        awake are passed over.
         """
         self._cache_sleeps &= Pool.KV_CACHE not in pools
 

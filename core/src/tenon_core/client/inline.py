@@ -52,11 +52,7 @@ class InlineLink:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises `RequestError`, `CapacityError`, or `DeviceError` where the engine is torn."""
-        if self.is_torn:
-            raise DeviceError(
-                "the engine was stopped in the midst of a step and cannot go on",
-                remedy="shut it down and make a new one",
-            )
+        self._check_torn()
         self.engine.submit(request)
 
     def abort(self, *, ids: Sequence[int] = (), keys: Sequence[int] = ()) -> None:
@@ -107,6 +103,7 @@ class InlineLink:
 
     def _moved(self, move: Callable[[], T]) -> T:
         """What was refused has changed nothing; after anything else, nobody knows."""
+        self._check_torn()
         try:
             return move()
         except (ConfigError, CapacityError):
@@ -114,6 +111,13 @@ class InlineLink:
         except BaseException:
             self.is_torn = True
             raise
+
+    def _check_torn(self) -> None:
+        if self.is_torn:
+            raise DeviceError(
+                "the engine was stopped in the midst of a step and cannot go on",
+                remedy="shut it down and make a new one",
+            )
 
     def shutdown(self) -> None:
         """Give the device back."""

@@ -267,7 +267,10 @@ class EngineServer:
             kind="" if failed is None else failed.kind,
             message="" if failed is None else str(failed),
         )
-        LOG.info("asleep: %s; %d bytes given back", ", ".join(state.asleep) or "nothing", num_bytes)
+        if failed is None:
+            LOG.info("asleep: %s; %d bytes given back", ", ".join(state.asleep) or "nothing", num_bytes)
+        else:
+            LOG.warning("memory was not moved: %s", failed)
         if self.socket.ready is not None:
             self.socket.ready = msgspec.structs.replace(self.socket.ready, asleep=state.asleep)
         self.socket.send(state)

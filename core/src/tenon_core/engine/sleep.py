@@ -35,17 +35,19 @@ class Sleep:
         Raises `ConfigError` where the engine was not made for it, `CapacityError` where weights find no room.
         """
         self._check()
-        if Pool.KV_CACHE in pools and Pool.KV_CACHE not in self.asleep:
-            for sequence in list(self.scheduler.sequences()):
+        fresh = tuple(pool for pool in Pool if pool in pools and pool not in self.asleep)
+        self.device.synchronize()
+        given_back = self.device.sleep(fresh)  # first: what it refuses has changed nothing
+        if Pool.KV_CACHE in fresh:
+            for sequence in [one for one in self.scheduler.sequences() if one.is_running]:
                 self.scheduler.requeue(sequence)
             self.scheduler.settle()
             self.memory.allocator.forget_all()
-        given_back = self.device.sleep(tuple(pool for pool in Pool if pool in pools and pool not in self.asleep))
         self.asleep = tuple(pool for pool in Pool if pool in pools or pool in self.asleep)
         return given_back
 
     def end(self, pools: Sequence[Pool]) -> None:
-        """Bring these pools back. Raises `CapacityError` where the device has no room; they sleep on then."""
+        """Bring these pools back, one by one. Raises `CapacityError` where there is no room: the rest sleeps on."""
         self._check()
         for pool in (pool for pool in Pool if pool in pools and pool in self.asleep):
             self.device.wake((pool,))

@@ -170,12 +170,14 @@ def _start_on(
 ) -> tuple[Engine, StartReport]:
     """The same on an open device, which is `taken`, with the other ranks."""
     collectives = Collectives() if ranks is None else ranks.collectives
-    report = _prepared(sockets, manifest, config, clock, collectives)
-    assembled = report.assembled
-    engine = assembled.engine
-    if ranks is not None:
-        engine.executor = RanksExecutor(own=engine.executor, ranks=ranks)
-    taken.give = engine.shutdown
+
+    def loaded(assembled: Assembled) -> None:
+        if ranks is not None:
+            assembled.engine.executor = RanksExecutor(own=assembled.engine.executor, ranks=ranks)
+        taken.give = assembled.engine.shutdown
+
+    report = _prepared(sockets, manifest, config, clock, collectives, loaded)
+    assembled, engine = report.assembled, report.assembled.engine
     with clock.phase("first request"):
         answer_one(engine)
     engine.kernels = kernel_uses(assembled.table)
@@ -190,6 +192,7 @@ def _prepared(
     config: EngineConfig,
     clock: _Clock,
     collectives: Collectives,
+    on_loaded: Callable[[Assembled], None] = lambda assembled: None,
 ) -> StartReport:
     """One rank, up to the agreement of all on what they will run."""
     with clock.phase("open model"):
@@ -198,6 +201,7 @@ def _prepared(
     dtype, kv_dtype = effective_dtypes(config, sockets.capabilities, opened, ledger)
     with clock.phase("load weights"):
         assembled = load(config, sockets, opened, dtype=dtype, kv_dtype=kv_dtype, collectives=collectives)
+        on_loaded(assembled)
         opened.checkpoint.tensors.close()  # kernels have what they packed; what they use where it lies stays valid
     if line := assembled.table.reference_line():
         LOG.warning("%s", line)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -148,3 +149,14 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def refuse_other_pages(request: Request, allowed: Sequence[str]) -> None:
+    """Raise 403 where a browser sends this for a page of another origin that is not allowed to."""
+    origin = request.headers.get("origin")
+    if origin is None or origin in allowed:
+        return
+    scheme, _, authority = origin.partition("://")
+    if scheme in ("http", "https") and authority and authority == request.headers.get("host"):
+        return
+    raise HttpError(403, f"pages of {origin[:80]!r} may not do this: name it with --allowed-origins")

@@ -11,12 +11,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tenon_core.client.link import EngineLostError
 from tenon_core.client.zmq_link import ZmqLink
 from tenon_core.engine.messages import SleepState
 from tenon_core.engine.sleep_pools import pools_named, pools_of_level
-from tenon_platforms.errors import RequestError, TenonError
+from tenon_platforms.errors import CapacityError, ConfigError, RequestError, TenonError
 from tenon_platforms.pools import Pool
 
+from .access import refuse_other_pages
 from .answer_types import Asleep
 from .answers import json_response
 from .errors import HttpError
@@ -69,17 +71,6 @@ def ready_face(services: Services, request: Request) -> SleepFace:
     return face
 
 
-def refuse_other_pages(request: Request, allowed: Sequence[str]) -> None:
-    """Raise 403 where a browser sends this for a page of another origin that is not allowed to."""
-    origin = request.headers.get("origin")
-    if origin is None or origin in allowed:
-        return
-    scheme, _, authority = origin.partition("://")
-    if scheme in ("http", "https") and authority and authority == request.headers.get("host"):
-        return
-    raise HttpError(403, f"pages of {origin[:80]!r} may not do this: name it with --allowed-origins")
-
-
 def asked(request: Request, name: str, *, most: int) -> list[str]:
     """The values of a query's parameter. Raises `RequestError` for others, and for too many."""
     found = request.query_params.multi_items()
@@ -96,8 +87,10 @@ async def told(
     """The engine's answer. Its refusals are the operator's to read: 503 with its words."""
     try:
         return await ask(link, pools)
-    except TenonError as error:
+    except (ConfigError, CapacityError) as error:
         raise HttpError(503, error.message, code="not_moved") from error
+    except TenonError as error:
+        raise EngineLostError("the engine is starting again: try again later") from error
 
 
 def answered(state: SleepState) -> Response:

@@ -144,10 +144,9 @@ class SleepingPools:
                 yield
         finally:
             library.calls.tenon_pools_fill(-1)
-            torch.cuda.empty_cache()  # segments that held nothing but intermediates
 
     def idle_bytes(self) -> int:
-        """What the pools hold and do not use: nobody else can."""
+        """What the pools hold and do not use, such as the memory of intermediates: nobody else can."""
         segments = [segment for pool in self._pools.values() for segment in pool.memory.snapshot()]
         return sum(segment["total_size"] - segment["allocated_size"] for segment in segments)
 
@@ -184,9 +183,6 @@ class SleepingPools:
 
     def close(self) -> None:
         """Forget the pools; their memory goes with the last tensor in it."""
-        for held in self._pools.values():
-            if held.is_asleep:  # who still has a tensor of it finds memory there, if there is any
-                self.find_library().calls.tenon_pools_map(held.number)
         self._pools.clear()
         release_pinned()
 
