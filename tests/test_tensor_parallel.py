@@ -110,6 +110,17 @@ def test_grammars_are_the_first_rank_s_alone(tiny_folder: Path) -> None:
     assert all(text and set(text) <= set("abcd") for text in texts[0])
 
 
+def test_ranks_listen_on_this_host_alone(tiny_model: Callable[[str], TinyModel]) -> None:
+    with running(tiny_model("llama").path, "cpu"):
+        heard = [
+            connection.laddr.ip
+            for process in (psutil.Process(), *others())
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    assert set(heard) <= {"127.0.0.1", "::1"}, heard
+
+
 @pytest.mark.parametrize("platform", ["reference", "cpu"])
 def test_a_rank_that_dies_ends_the_engine_with_a_word(platform: str, tiny_model: Callable[[str], TinyModel]) -> None:
     (prompt,) = prompts_of((5,))

@@ -5,6 +5,8 @@ Tensors are reduced in place and returned. SPMD devices do not fill this socket:
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -83,10 +85,14 @@ class TorchCollectives(Collectives):
     """torch.distributed with the given backend, over a rendezvous address on the loopback or an explicit host."""
 
     flags = CollectiveFlags()
+    interface_variable = "GLOO_SOCKET_IFNAME"  # by which the backend is told where to listen
 
     def __init__(self, *, rank: int, size: int, address: str, backend: str = "gloo", timeout_s: float = 60.0) -> None:
         super().__init__(rank, size)
         import torch.distributed as dist
+
+        if address.startswith("file:") and (loopback := _loopback()):  # all on this host: nobody else may reach them
+            os.environ.setdefault(self.interface_variable, loopback)
 
         self._dist: Any = dist
         dist.init_process_group(
@@ -156,3 +162,9 @@ class TorchCollectives(Collectives):
 
     def close(self) -> None:
         self._dist.destroy_process_group()
+
+
+def _loopback() -> str | None:
+    """The name of this host's loopback interface."""
+    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    return next((name for name in names if name in ("lo", "lo0")), None)

@@ -23,6 +23,7 @@ class NCCLCollectives(TorchCollectives):
     """One rank on one GPU. backend: another one only in tests."""
 
     flags = CollectiveFlags(graph_safe=True, alignment=16)
+    interface_variable = "NCCL_SOCKET_IFNAME"
 
     def __init__(self, device: Device, *, rank: int, size: int, address: str, backend: str = "nccl") -> None:
         super().__init__(rank=rank, size=size, address=address, backend=backend)
