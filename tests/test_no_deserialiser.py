@@ -56,7 +56,10 @@ def test_a_server_deserialises_nothing(platform: str, tiny_folder: Path, tmp_pat
     from tenon_core.serving.app import routes
 
     folder = tmp_path / "audit"
-    flags = ("--platform", platform, "--num-blocks", "64", "--max-num-seqs", "4", "--stall-seconds", "60")
+    flags = (
+        "--platform", platform, "--num-blocks", "64", "--max-num-seqs", "4", "--stall-seconds", "60",
+        "--enable-sleep-mode",
+    )  # fmt: skip
     with serving(tiny_folder, tmp_path / "log", *flags, environment=audited(folder)) as served:
         name = served.model()
         for method, path in (route.split(" ", 1) for route in routes()):

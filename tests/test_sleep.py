@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from served import LIMIT_S, Served, serving
 from tenon_core import LLM, SamplingParams
 from tenon_core.engine.assembly import Assembled
 from tenon_core.engine.messages import FinishReason, sequence_key
+from tenon_core.serving.config import ServerConfig
 from tenon_platforms.errors import CapacityError, ConfigError, RequestError
 from tenon_platforms.pools import Pool
 
@@ -286,13 +286,34 @@ def test_a_server_that_ends_asleep_keeps_nobody_waiting(tiny_folder: Path, tmp_p
     assert found[0].status_code == 503 and "being stopped" in found[0].text
 
 
-def test_servers_that_were_not_made_for_it(tiny_folder: Path, tmp_path: Path) -> None:
-    with serving(tiny_folder, tmp_path / "log", "--platform", "reference", "--api-key", "secret") as served:
-        for path in ("/sleep", "/wake_up"):
-            assert post(served, path).status_code == 401
-            answer = post(served, path, headers={"authorization": "Bearer secret"})
-            assert answer.status_code == 404
-            assert "--enable-sleep-mode" in answer.json()["error"]["message"]
-        assert httpx.get(f"{served.url}/is_sleeping").status_code == 401
-        found = httpx.get(f"{served.url}/is_sleeping", headers={"authorization": "Bearer secret"})
-        assert json.loads(found.text) == {"is_sleeping": False, "asleep": []}
+def test_servers_that_were_not_made_for_it_have_no_such_routes(tiny_folder: Path, tmp_path: Path) -> None:
+    with serving(tiny_folder, tmp_path / "log", "--platform", "reference") as served:
+        for path in ("/sleep", "/wake_up", "/is_sleeping"):
+            for method in ("GET", "POST", "PUT", "DELETE"):
+                assert httpx.request(method, f"{served.url}{path}", timeout=30).status_code == 404
+        assert "/sleep" not in httpx.get(f"{served.url}/openapi.json", timeout=30).json()["paths"]
+
+
+@pytest.mark.parametrize("has_admin", [True, False])
+def test_an_administrator_s_key_alone_changes_a_server_with_keys(
+    has_admin: bool, tiny_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("--platform", "reference", "--enable-sleep-mode", "--api-key", "client")
+    admin = ("--admin-api-key", "admin") if has_admin else ()
+    with serving(tiny_folder, tmp_path / "log", *flags, *admin) as served:
+
+        def status(method: str, path: str, key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return httpx.request(method, f"{served.url}{path}", headers=headers, timeout=30).status_code
+
+        for method, path in (("POST", "/sleep"), ("GET", "/is_sleeping"), ("POST", "/wake_up")):
+            for key in ("", "client", "wrong"):
+                assert status(method, path, key) == (401 if has_admin else 403), (path, key)
+            assert status(method, path, "admin") == (200 if has_admin else 403)
+        assert status("GET", "/v1/models", "admin") == 401, "an administrator's key is no client's"
+        assert status("GET", "/v1/models", "client") == 200
+
+
+def test_one_key_for_both_is_refused() -> None:
+    with pytest.raises(ConfigError, match="admin keys is a client's key too"):
+        ServerConfig(api_key=("same", "other"), admin_api_key=("same",)).check()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -112,6 +113,7 @@ class FakeEngine:
     is_shut: bool = False
     is_docile: bool = False
     pooling: list[GenerateRequest] = field(default_factory=list)
+    sleeping: Any = field(default_factory=lambda: SimpleNamespace(asleep=()))
 
     def submit(self, request: GenerateRequest) -> None:
         ids = request.prompt_token_ids

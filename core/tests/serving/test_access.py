@@ -13,8 +13,8 @@ from running_server import KEY, RunningServer, start_server
 
 from tenon_core.observability.metrics import EngineMetrics
 from tenon_core.serving import playground
-from tenon_core.serving.access import GuardedRoute
-from tenon_core.serving.app import TABLE, guarded_routes, make_app, routes
+from tenon_core.serving.access import GuardedRoute, NoKeys
+from tenon_core.serving.app import ADMIN, TABLE, guarded_routes, make_app, routes
 from tenon_core.serving.config import ServerConfig
 from tenon_core.serving.services import Services
 from tenon_platforms.errors import ConfigError
@@ -33,12 +33,18 @@ ALIASES = (
 
 def test_only_the_allow_list_is_public() -> None:
     assert {f"{method} {path}" for method, path, _, is_public in TABLE if is_public} == PUBLIC
-    services = Services(
-        config=ServerConfig(api_key=("k",)), model_names=("m",), metrics=EngineMetrics("m"), state=lambda: "starting"
-    )
-    made = guarded_routes(make_app(services))
-    assert len(made) == len(routes()) == len(TABLE)
-    assert all(isinstance(route, GuardedRoute) for route in made)
+    for has_sleep in (False, True):
+        services = Services(
+            config=ServerConfig(api_key=("k",)), model_names=("m",), metrics=EngineMetrics("m"),
+            state=lambda: "starting", has_sleep=has_sleep,
+        )  # fmt: skip
+        made = guarded_routes(make_app(services))
+        assert len(made) == len(TABLE) + len(ADMIN) * has_sleep
+        assert all(isinstance(route, GuardedRoute) for route in made)
+        assert {route.path for route in made if isinstance(route.keys, NoKeys)} == (
+            {path for _, path, _ in ADMIN} if has_sleep else set()
+        )
+    assert len(routes()) == len(TABLE) + len(ADMIN)
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}], ids=str)

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from .config import ServerConfig
 from .errors import HttpError, error_response
 
 MAX_SENT_KEY = 1024
@@ -48,6 +49,26 @@ class Keys:
         if not any(matches):
             raise _unauthenticated()
         return digest.hex()
+
+
+class NoKeys(Keys):
+    """Nobody may call: no key was set for it."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def check(self, headers: Headers) -> str:
+        """Raises 403."""
+        raise HttpError(
+            403, "this needs an administrator's key, and the server has none: start it with --admin-api-key"
+        )
+
+
+def admin_keys(config: ServerConfig) -> Keys:
+    """Who may change the server: with such a key; without any, everybody, where no request needs one."""
+    if config.admin_api_key:
+        return Keys(config.admin_api_key)
+    return Keys(()) if config.is_loopback and not config.api_key else NoKeys()
 
 
 def _digest(key: bytes) -> bytes:

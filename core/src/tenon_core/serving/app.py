@@ -21,7 +21,7 @@ from tenon_core.observability.log import escaped
 from tenon_platforms.errors import CapacityError, RequestError, TenonError
 
 from . import chat, completions, embeddings, info, playground, scoring, sleep
-from .access import GuardedNotFound, GuardedRoute, HostRule, Keys
+from .access import GuardedNotFound, GuardedRoute, HostRule, Keys, admin_keys
 from .answers import REQUEST_ID_HEADER, label_from_header
 from .anthropic import messages
 from .deadline import Deadline
@@ -44,7 +44,11 @@ PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 def described(services: Services) -> Endpoint:
     """The maker of GET /openapi.json."""
     return openapi(
-        tuple((method, path, is_public) for method, path, _, is_public in TABLE), has_keys=bool(services.config.api_key)
+        (
+            *((method, path, is_public) for method, path, _, is_public in TABLE),
+            *((method, path, False) for method, path, _ in ADMIN if services.has_sleep),
+        ),
+        has_keys=bool(services.config.api_key),
     )
 
 
@@ -74,12 +78,15 @@ TABLE: tuple[tuple[str, str, Maker, bool], ...] = (
     ("GET", "/openapi.json", described, False),
     ("POST", "/tokenize", info.tokenize, False),
     ("POST", "/detokenize", info.detokenize, False),
-    ("POST", "/sleep", sleep.sleep, False),
-    ("POST", "/wake_up", sleep.wake_up, False),
-    ("GET", "/is_sleeping", sleep.is_sleeping, False),
     ("GET", "/engine", playground.engine, False),
     ("GET", "/", playground.asset(playground.PAGE), True),
     *(("GET", f"/playground/{name}", playground.asset(name), True) for name in playground.ASSETS),
+)
+# What changes the server: there only where the operator asked for it, and for an administrator's key.
+ADMIN: tuple[tuple[str, str, Maker], ...] = (
+    ("POST", "/sleep", sleep.sleep),
+    ("POST", "/wake_up", sleep.wake_up),
+    ("GET", "/is_sleeping", sleep.is_sleeping),
 )
 # What clients' libraries may ask for, and would otherwise be taken for the name of something -> why it is not there.
 ABSENT = {
@@ -90,7 +97,7 @@ POSTS = frozenset(path for method, path, _, _ in TABLE if method == "POST")
 
 def routes() -> list[str]:
     """Methods and paths: the frozen surface."""
-    return [f"{method} {path}" for method, path, _, _ in TABLE]
+    return [f"{method} {path}" for method, path, *_ in (*TABLE, *ADMIN)]
 
 
 def make_app(services: Services) -> ASGIApp:
@@ -101,6 +108,12 @@ def make_app(services: Services) -> ASGIApp:
         GuardedRoute(path, told(maker(services), services), methods=[method], keys=keys, is_public=is_public)
         for method, path, maker, is_public in TABLE
     ]
+    if services.has_sleep:
+        admins = admin_keys(config)
+        table += [
+            GuardedRoute(path, told(maker(services), services), methods=[method], keys=admins)
+            for method, path, maker in ADMIN
+        ]
     absent = [Route(path, GuardedNotFound(keys=keys, message=why), methods=["POST"]) for path, why in ABSENT.items()]
     app: ASGIApp = Router(routes=[*absent, *table], redirect_slashes=False, default=GuardedNotFound(keys=keys))
     if config.request_timeout:

@@ -32,7 +32,7 @@ SPARE = 1.25  # lines under way for each that the engine runs at once
 RETRIES = 5
 RETRY_STATUS = frozenset({429, 503})
 TELL_SECONDS = 10.0
-NO_LINES = frozenset({"/tokenize", "/detokenize", "/sleep", "/wake_up"})  # asleep, the lines after it wait for ever
+NO_LINES = frozenset({"/tokenize", "/detokenize"})
 URLS = frozenset(path for path in POSTS - NO_LINES if "{" not in path)
 
 

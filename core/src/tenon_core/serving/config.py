@@ -42,6 +42,10 @@ class ServerConfig:
         (), "key that clients must send; may be repeated (the environment keeps it out of process lists)",
         env="TENON_API_KEY",
     )  # fmt: skip
+    admin_api_key: tuple[str, ...] = flag(
+        (), "key of those who may change the server (sleep), which no other key may; may be repeated",
+        env="TENON_ADMIN_API_KEY",
+    )  # fmt: skip
     insecure_no_key: bool = flag(
         False, "listen on an address that others reach although no key is set: everybody there may use the server"
     )
@@ -128,7 +132,12 @@ class ServerConfig:
         check_name(REASONING_PARSERS, self.reasoning_parser)
 
     def _check_texts(self) -> None:
-        for place, key in enumerate(self.api_key):
+        if shared := set(self.api_key) & set(self.admin_api_key):
+            raise ConfigError(
+                f"{len(shared)} of the admin keys is a client's key too: every client could change the server",
+                remedy="make another one for --admin-api-key",
+            )
+        for place, key in enumerate((*self.api_key, *self.admin_api_key)):
             printable = key.isascii() and key.isprintable() and " " not in key
             if not printable or not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
                 raise ConfigError(

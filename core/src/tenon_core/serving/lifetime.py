@@ -97,6 +97,7 @@ class Lifetime:
             aliases=frozenset({given}) if not self.server_config.served_model_name else frozenset(),
             metrics=EngineMetrics(names[0]),
             state=self._state,
+            has_sleep=self.engine_config.platform.enable_sleep_mode,
             sleep_face=self._sleep_face,
             grammars=GrammarChecks(
                 backend=self.engine_config.structured_outputs.structured_outputs_backend, vocabulary=self._vocabulary

@@ -57,6 +57,7 @@ class Services:
     aliases: frozenset[str] = frozenset()
     metrics: EngineMetrics
     state: Callable[[], str]
+    has_sleep: bool = False  # the engine was asked to be able to
     sleep_face: Callable[[], SleepFace | None] = lambda: None
     created: int = field(default_factory=lambda: int(time.time()))
     generation: Generation | None = None
