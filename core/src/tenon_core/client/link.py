@@ -12,8 +12,17 @@ from typing import Any, Protocol
 
 from tenon_core.engine.messages import EngineStats, GenerateRequest, StepUpdate
 from tenon_core.sampling.validate import ModelFacts
-from tenon_platforms.errors import DeviceError
+from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
 from tenon_platforms.pools import Pool
+
+KINDS: dict[str, type[TenonError]] = {
+    kind.__name__: kind for kind in (ConfigError, PluginError, CapacityError, DeviceError, RequestError)
+}
+
+
+def error_of(kind: str, message: str, *, remedy: str | None = None) -> TenonError:
+    """An error that another process told."""
+    return KINDS.get(kind, DeviceError)(message, remedy=remedy)
 
 
 class EngineLostError(DeviceError):

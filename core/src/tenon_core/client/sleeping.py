@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tenon_core.engine.messages import GoToSleep, Ready, SleepState, WakeUp
-from tenon_platforms.errors import CapacityError, ConfigError, TenonError
+from tenon_platforms.errors import TenonError
 from tenon_platforms.pools import Pool
 
+from .link import error_of
 from .zmq_link import ZmqLink
-
-KINDS: dict[str, type[TenonError]] = {kind.__name__: kind for kind in (ConfigError, CapacityError)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class Sleeping:
         if isinstance(message, Ready) or answer is None or answer.done():
             return
         if message.kind:
-            answer.set_exception(KINDS.get(message.kind, ConfigError)(message.message))
+            answer.set_exception(error_of(message.kind, message.message))
         else:
             answer.set_result(message)
 

@@ -26,17 +26,15 @@ from tenon_core.engine.messages import (
     SleepState,
     StepUpdate,
 )
-from tenon_platforms.errors import CapacityError, ConfigError, DeviceError, PluginError, RequestError, TenonError
+from tenon_platforms.errors import DeviceError, TenonError
 
 from .engine_process import EngineProcess
+from .link import error_of
 from .sleeping import Sleeping
 from .zmq_link import ZmqLink
 
 LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 0.1
-KINDS: dict[str, type[TenonError]] = {
-    kind.__name__: kind for kind in (ConfigError, PluginError, CapacityError, DeviceError, RequestError)
-}
 
 
 class EngineState(enum.Enum):
@@ -125,7 +123,7 @@ class Supervisor:
         elif isinstance(message, SleepState):
             self.sleeping.take(message)
         elif isinstance(message, Failed):
-            self._said = KINDS.get(message.kind, DeviceError)(message.message)
+            self._said = error_of(message.kind, message.message)
 
     async def _watch(self) -> None:
         was_ready = False

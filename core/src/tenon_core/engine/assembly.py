@@ -300,7 +300,6 @@ def _engine(
         platform=sockets.platform.name,
         refused_features=dict(sockets.capabilities.refused),
         pooling=source.pooling,
-        can_sleep=config.platform.enable_sleep_mode,
     )
     if config.model.max_model_len is not None and facts.max_resident_tokens < max_model_len:
         raise ConfigError(
@@ -329,7 +328,9 @@ def _engine(
             eos_token_ids=source.eos_token_ids,
             load=_vocabulary(source, config.structured_outputs.structured_outputs_backend),
         ),
-        sleeping=Sleep(device=sockets.device, memory=memory, scheduler=scheduler, can_sleep=facts.can_sleep),
+        sleeping=Sleep(
+            device=sockets.device, memory=memory, scheduler=scheduler, can_sleep=config.platform.enable_sleep_mode
+        ),
         device=sockets.device,
         depth=depth,
         max_waiting=config.scheduler.max_waiting,

@@ -42,7 +42,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = ""
     refused_features: dict[str, str] = {}  # request feature -> reason, from the platform's capabilities
     pooling: PoolingFacts | None = None  # of a model that gives vectors or labels and generates nothing
-    can_sleep: bool = False  # the engine gives its memory back when asked to
 
 
 def validate_request(

@@ -23,8 +23,9 @@ import msgspec
 from tenon_core.children import module_command
 from tenon_core.client.engine_process import EngineProcess
 from tenon_core.client.generation import Generation
+from tenon_core.client.link import error_of
 from tenon_core.client.private_folder import PrivateFolder
-from tenon_core.client.supervisor import KINDS, EngineState
+from tenon_core.client.supervisor import EngineState
 from tenon_core.config import EngineConfig
 from tenon_core.engine.clients import MAX_CLIENT
 from tenon_core.engine.messages import StepUpdate
@@ -166,7 +167,7 @@ class SharedLife(Lifetime):
                     self.on_ready(time.monotonic() - self.began)
                 self._announce()
             else:
-                api.error = KINDS.get(said.kind, DeviceError)(said.message, remedy=said.remedy)
+                api.error = error_of(said.kind, said.message, remedy=said.remedy)
         code = await api.process.wait()
         if self.stop.is_set():
             return

@@ -21,7 +21,7 @@ from tenon_platforms.pools import Pool
 from .access import refuse_other_pages
 from .answer_types import Asleep
 from .answers import json_response
-from .errors import HttpError
+from .errors import HttpError, not_ready
 from .services import Services, SleepFace
 
 MAX_TAGS = 8
@@ -62,12 +62,12 @@ def is_sleeping(services: Services) -> Any:
 
 
 def ready_face(services: Services, request: Request) -> SleepFace:
-    """What reaches the engine. Raises 403 for others' pages, 404 where it cannot sleep, 503 before it is ready."""
+    """What reaches the engine. Raises 403 for others' pages, 503 before it is ready."""
     refuse_other_pages(request, services.config.allowed_origins)
-    _, facts = services.ready_generation()
+    services.ready_generation()
     face = services.sleep_face()
-    if not facts.can_sleep or face is None:
-        raise HttpError(404, "this server does not sleep: start it with --enable-sleep-mode")
+    if face is None:
+        raise not_ready(services.state())
     return face
 
 

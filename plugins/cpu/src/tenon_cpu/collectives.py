@@ -58,8 +58,6 @@ class NativeCollectives(TorchCollectives):
         self._shared[:WORD] = 1
 
     def _exchange(self, tensor: Tensor, count: int, type_number: int, source: int) -> None:
-        if not count:
-            return
         kernel("exchange")(
             x=tensor,
             shared=self._shared,
